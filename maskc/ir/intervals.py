@@ -1,0 +1,53 @@
+"""IntervalProgram: for one key column, which rows see it, as a small decision tree of k-only row bounds.
+
+Every bound is an `Expr` and every guard a `Pred` that mentions no `Row`. An interval with lo >= hi is empty. The two
+masked slots of a leaf are the boundary vectors: masked rows of key k are [lts, lte) and [uts, ute), in either order;
+with `causal`, rows q < k are masked as well. An absent LTE reads as nq, an absent UTS as 0; an empty lower slot is
+(nq, nq), an empty upper slot (0, 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from maskc.ir.nodes import Expr, Pred
+
+Vector = Literal["lts", "lte", "uts", "ute"]
+VECTORS: tuple[Vector, ...] = ("lts", "lte", "uts", "ute")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Rows lo <= q < hi."""
+
+    lo: Expr
+    hi: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Visible rows of a column (sorted, may be empty intervals) and its masked rows in the two slots (None: empty)."""
+
+    visible: tuple[Interval, ...]
+    lower: Interval | None
+    upper: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    guard: Pred
+    then: Tree
+    orelse: Tree
+
+
+Tree = Leaf | Branch
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalProgram:
+    """The lowered mask. `vectors` are those that exist; `causal` is the free triangle (rows q < k masked)."""
+
+    tree: Tree
+    causal: bool
+    vectors: tuple[Vector, ...]

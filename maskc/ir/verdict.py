@@ -1,0 +1,64 @@
+"""What is known about a mask after proof: Proven, Refuted with a real column, or Unknown with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from maskc.ir.intervals import IntervalProgram
+from maskc.ir.nodes import Check
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One entailment: `facts` (with non-negative multipliers) plus the negated goal sum to a negative constant.
+
+    Text forms only; `maskc.ir.certificates` re-checks them with sympy.
+    """
+
+    goal: str
+    combination: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """The smallest column found that needs more than two masked runs, or that breaks a claim."""
+
+    nq: int
+    nk: int
+    column: int
+    inputs: tuple[tuple[str, str], ...]
+    masked_runs: tuple[tuple[int, int], ...]  # half-open
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    check: Check
+    status: Literal["proved", "refuted", "unknown"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """`program` equals the predicate for every input that satisfies the declared facts."""
+
+    program: IntervalProgram
+    certificates: tuple[Certificate, ...]
+    queries: int
+    splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    counterexample: Counterexample
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Neither proved nor refuted: data decide at binding (fold), with warning W301."""
+
+    reason: str
+
+
+Verdict = Proven | Refuted | Unknown
