@@ -115,6 +115,6 @@ class MaskcWarning(UserWarning):
     """Category of warnings that maskc emits through `warnings.warn`."""
 
 
-def error(code: str, message: str, span: Span | None = None, help: str | None = None, *notes: tuple[str, str]) -> MaskcError:
+def error(code: str, message: str, span: Span | None = None, hint: str | None = None, *notes: tuple[str, str]) -> MaskcError:
     """Shorthand for an exception that carries one diagnostic."""
-    return MaskcError(Diagnostic(code, message, span, help, tuple(notes)))
+    return MaskcError(Diagnostic(code, message, span, hint, tuple(notes)))

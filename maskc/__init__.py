@@ -1,0 +1,1 @@
+"""maskc: a compiler for attention masks."""
