@@ -1,0 +1,46 @@
+"""Cubin -> SASS text by nvdisasm: from its wheel, else from PATH or a CUDA toolkit. Needs no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from maskc.diagnostics import error
+
+# "/*0010*/   @!P0 HGMMA.64x128x16.F32.BF16 R24, ...": address, optional predicate, opcode with its modifiers
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[\w.]+)?)", re.MULTILINE)
+
+
+def find_nvdisasm() -> Path | None:
+    """The nvdisasm to use, or None."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec is not None else ():
+        for found in sorted(Path(root).glob("*/bin/nvdisasm*"), reverse=True):
+            return found
+    on_path = shutil.which("nvdisasm") or shutil.which("/usr/local/cuda/bin/nvdisasm")
+    return Path(on_path) if on_path else None
+
+
+def disassemble(image: bytes, *, registers: bool = False) -> str:
+    """SASS of a cubin; `registers` adds the life ranges of registers. Raises M603 without nvdisasm."""
+    tool = find_nvdisasm()
+    if tool is None:
+        raise error("M603", "disassembling needs nvdisasm, which is not installed", None, "pip install nvidia-cuda-nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        flags = ["-plr"] if registers else ["-c"]
+        done = subprocess.run([str(tool), *flags, file.name], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise error("M603", "nvdisasm cannot read the cubin", None, None, ("log", done.stderr.strip()))
+    return done.stdout
+
+
+def opcodes(sass: str) -> Counter[str]:
+    """How often each opcode stands in a SASS text, by its first word: HGMMA, UTMALDG, LDL, STL, ..."""
+    return Counter(m[1].partition(".")[0] for m in _INSTRUCTION.finditer(sass))
