@@ -181,7 +181,7 @@ def _call(function: Any, *args: object) -> tuple[Any, ...]:
     """Call NVRTC. The bindings load the library on the first call, so that is where a missing wheel shows."""
     try:
         result: tuple[Any, ...] = function(*args)
-    except Exception as e:  # the type depends on the version of the bindings
+    except RuntimeError as e:  # what the bindings raise where they find no library, itself or a subclass
         raise _no_nvrtc(str(e)) from e
     if int(result[0]) != 0:
         raise error("M602", f"{function.__name__} failed: {result[0].name}")

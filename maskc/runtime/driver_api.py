@@ -1,0 +1,302 @@
+"""The CUDA driver, as little of it as maskc uses: load a cubin, launch a kernel, encode a tensor map, write a flag.
+
+The only user of `cuda.bindings.driver` and of libcuda. Importing it needs neither a driver nor a GPU; the first call
+does. Nothing here allocates device memory or synchronises; a launch goes to torch's current stream unless told
+otherwise and may be captured into a CUDA graph once the kernel has run on that device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from maskc.diagnostics import MaskcError, error
+
+TENSOR_MAP_BYTES = 128
+SHARED_WITHOUT_ASKING = 48 * 1024  # dynamic shared memory that needs no attribute
+Dim3 = tuple[int, int, int]
+
+# ---------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Kernel:
+    """One kernel of a loaded cubin. The handle belongs to no context: it serves every device and every thread."""
+
+    name: str
+    handle: Any = field(repr=False)  # CUkernel
+    function: Any = field(repr=False)  # the same handle, typed as the launch calls want it
+    _shared: dict[int, int] = field(repr=False)  # device -> dynamic shared memory allowed so far
+
+    def allow_shared(self, device: int, size: int) -> None:
+        """Let launches on `device` use up to `size` bytes of dynamic shared memory."""
+        if size <= self._shared.get(device, SHARED_WITHOUT_ASKING):
+            return
+        driver = _driver()
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _call(driver.cuKernelSetAttribute, limit, size, self.handle, device)
+        self._shared[device] = size
+
+
+_kernels: dict[tuple[bytes, str], Kernel] = {}
+_libraries: dict[bytes, Any] = {}
+_loading = threading.Lock()
+
+
+def load_kernel(image: bytes, name: str) -> Kernel:
+    """The kernel `name` of a cubin; each image is loaded once per process. Raises M604, M605 or M606."""
+    kernel = _kernels.get((image, name))
+    if kernel is not None:
+        return kernel
+    with _loading:
+        if image not in _libraries:
+            _primary_context(torch.cuda.current_device())
+            _libraries[image] = _call(_driver().cuLibraryLoadData, image, [], [], 0, [], [], 0)
+        handle = _call(_driver().cuLibraryGetKernel, _libraries[image], name.encode())
+        return _kernels.setdefault((image, name), Kernel(name, handle, _driver().CUfunction(int(handle)), {}))
+
+
+# ---------------------------------------------------------------- launching
+
+
+class Arguments:
+    """The arguments of a kernel that takes tensor maps, then one struct, all `const __grid_constant__`.
+
+    maps: encoded tensor maps, copied into 128-byte aligned slots. body: the struct, which may be rewritten between
+    launches (the driver copies all arguments at the launch), but by one thread at a time.
+    """
+
+    def __init__(self, maps: Sequence[bytes], body: ctypes.Structure) -> None:
+        self._slots = ctypes.create_string_buffer(TENSOR_MAP_BYTES * (len(maps) + 1))
+        base = -(-ctypes.addressof(self._slots) // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
+        for i, encoded in enumerate(maps):
+            ctypes.memmove(base + i * TENSOR_MAP_BYTES, encoded, TENSOR_MAP_BYTES)
+        addresses = [base + i * TENSOR_MAP_BYTES for i in range(len(maps))]
+        self.body = body
+        self._pointers = (ctypes.c_void_p * (len(maps) + 1))(*addresses, ctypes.addressof(body))
+        self.address = ctypes.addressof(self._pointers)
+
+
+def launch(
+    kernel: Kernel,
+    grid: Dim3,
+    threads: int,
+    arguments: Arguments,
+    *,
+    device: torch.device,
+    shared: int = 0,
+    stream: int | None = None,
+    cluster: Dim3 | None = None,
+    overlap_previous: bool = False,
+) -> None:
+    """Launch `grid` blocks of `threads` threads on `stream` (a handle; torch's current stream of `device` if None).
+
+    shared: bytes of dynamic shared memory. cluster: blocks per cluster; it divides `grid`. overlap_previous:
+    programmatic stream serialisation; the kernel must wait (griddepcontrol.wait) before it reads what the kernel
+    before it wrote. Raises M605.
+    """
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    handle = torch.cuda.current_stream(index).cuda_stream if stream is None else stream
+    driver = _driver()
+    with _on(index):
+        kernel.allow_shared(index, shared)
+        if cluster is None and not overlap_previous:
+            _call(driver.cuLaunchKernel, kernel.function, *grid, threads, 1, 1, shared, handle, arguments.address, 0)
+            return
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = shared
+        config.hStream = driver.CUstream(handle)
+        attributes = _attributes(cluster, overlap_previous)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        _call(driver.cuLaunchKernelEx, config, kernel.function, arguments.address, 0)
+
+
+def _attributes(cluster: Dim3 | None, overlap_previous: bool) -> list[Any]:
+    driver = _driver()
+    ids = driver.CUlaunchAttributeID
+    out = []
+    if cluster is not None:
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster
+        out.append(_attribute(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    if overlap_previous:
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        out.append(_attribute(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+    return out
+
+
+def _attribute(which: Any, value: Any) -> Any:
+    attribute = _driver().CUlaunchAttribute()
+    attribute.id = which
+    attribute.value = value
+    return attribute
+
+
+def write_value(address: int, value: int, stream: int) -> None:
+    """Write a 32-bit word at a device address once everything before it on `stream` is done."""
+    driver = _driver()
+    _call(driver.cuStreamWriteValue32, driver.CUstream(stream), driver.CUdeviceptr(address), value, 0)
+
+
+def wait_value(address: int, value: int, stream: int) -> None:
+    """Hold `stream` until the 32-bit word at a device address is at least `value` (in cyclic order)."""
+    driver = _driver()
+    at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+    _call(driver.cuStreamWaitValue32, driver.CUstream(stream), driver.CUdeviceptr(address), value, int(at_least))
+
+
+# ---------------------------------------------------------------- tensor maps
+
+_MAP_TYPES: dict[torch.dtype, tuple[int, int]] = {  # CUtensorMapDataType, bytes
+    torch.int32: (3, 4),
+    torch.float16: (6, 2),
+    torch.float32: (7, 4),
+    torch.bfloat16: (9, 2),
+}
+Swizzle = Literal[0, 32, 64, 128]
+_SWIZZLES: dict[Swizzle, int] = {0: 0, 32: 1, 64: 2, 128: 3}
+_L2_PROMOTION_256B = 3
+
+
+@lru_cache(maxsize=1024)
+def tensor_map(
+    pointer: int,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: Swizzle = 128,
+) -> bytes:
+    """An encoded CUtensorMap of a strided tensor, innermost dimension first; reads outside it give zeros.
+
+    sizes, strides: in elements, 1 to 5 of them; strides[0] must be 1, and the stride of a dimension of size 1 does not
+    matter. box: the tile that one copy moves. swizzle: bytes of the shared-memory swizzle pattern (0: none). The
+    result depends on nothing but the arguments, so a cached map is never stale. Raises M607 for what the hardware
+    cannot address.
+    """
+    code, width = _MAP_TYPES[dtype]
+    steps = _byte_strides(sizes, strides, width)
+    for rule, holds in (
+        ("the innermost stride is 1", strides[0] == 1),
+        ("the address is a multiple of 16 bytes", pointer % 16 == 0),
+        ("strides are positive multiples of 16 bytes below 2^40", all(s % 16 == 0 and 0 < s < 1 << 40 for s in steps)),
+        ("sizes are between 1 and 2^32", all(1 <= n <= 1 << 32 for n in sizes)),
+        ("a box has between 1 and 256 elements a side", all(1 <= n <= 256 for n in box)),
+        ("a row of the box is a multiple of 16 bytes", box[0] * width % 16 == 0),
+        ("a row of the box fits the swizzle", not swizzle or box[0] * width <= swizzle),
+    ):
+        if not holds:
+            shown = f"address {pointer:#x}, sizes {sizes}, strides {strides}, box {box}, {dtype}"
+            raise error("M607", f"no tensor map: {rule}", None, None, ("tensor", shown))
+    rank = len(sizes)
+    room = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
+    slot = -(-ctypes.addressof(room) // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
+    status = _libcuda().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(slot),
+        code,
+        rank,
+        ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * max(1, rank - 1))(*steps),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # no interleave
+        _SWIZZLES[swizzle],
+        _L2_PROMOTION_256B,
+        0,  # zeros outside
+    )
+    if status != 0:
+        raise error("M605", f"cuTensorMapEncodeTiled failed: CUDA error {status}")
+    return ctypes.string_at(slot, TENSOR_MAP_BYTES)
+
+
+def _byte_strides(sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Byte strides of the dimensions after the first; a legal one for dimensions of size 1, whatever torch says."""
+    return tuple(16 if n == 1 else s * width for n, s in zip(sizes[1:], strides[1:], strict=True))
+
+
+# ---------------------------------------------------------------- contexts, errors
+
+
+def driver_version() -> tuple[int, int] | None:
+    """CUDA version of the installed driver, such as (13, 0), or None without one."""
+    try:
+        number = int(_call(_driver().cuDriverGetVersion))
+    except MaskcError:
+        return None
+    return number // 1000, number % 1000 // 10
+
+
+@contextmanager
+def _on(device: int) -> Iterator[None]:
+    """Make the primary context of `device`, which torch uses, current in this thread."""
+    driver = _driver()
+    wanted = _primary_context(device)
+    if int(_call(driver.cuCtxGetCurrent)) == int(wanted):
+        yield
+        return
+    _call(driver.cuCtxPushCurrent, wanted)
+    try:
+        yield
+    finally:
+        _call(driver.cuCtxPopCurrent)
+
+
+@cache
+def _primary_context(device: int) -> Any:
+    driver = _driver()
+    _call(driver.cuInit, 0)
+    return _call(driver.cuDevicePrimaryCtxRetain, _call(driver.cuDeviceGet, device))
+
+
+@cache
+def _driver() -> ModuleType:
+    try:
+        from cuda.bindings import driver
+    except ImportError as e:
+        raise _no_driver(str(e)) from e
+    return driver  # type: ignore[no-any-return]
+
+
+@cache
+def _libcuda() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as e:
+        raise _no_driver(str(e)) from e
+
+
+_WRONG_IMAGE = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+
+
+def _call(function: Any, *args: object) -> Any:
+    """Call the driver and return its one result, if it has one."""
+    try:
+        status, *result = function(*args)
+    except RuntimeError as e:  # what the bindings raise where they find no driver, itself or a subclass
+        raise _no_driver(str(e)) from e
+    if int(status) == 0:
+        return result[0] if result else None
+    if status.name in _WRONG_IMAGE:
+        why = f"this GPU or driver cannot run the kernel: {status.name}"
+        raise error("M606", why, None, "kernels are built for sm_90a (H100, H200); `maskc doctor` shows the versions in use")
+    hint = "the error may come from a kernel launched before; CUDA_LAUNCH_BLOCKING=1 shows which"
+    raise error("M605", f"{function.__name__} failed: {status.name}", None, hint)
+
+
+def _no_driver(reason: str) -> MaskcError:
+    found = reason.strip().split("\n")[0]
+    hint = 'pip install "maskc[cuda]", and an NVIDIA driver on the machine'
+    return error("M604", "running a kernel needs the CUDA driver and cuda-python", None, hint, ("found", found))
