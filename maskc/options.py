@@ -35,7 +35,7 @@ class Options:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Options:
-        """Options of an environment (of this process by default). Raises M503 for a value that has no meaning."""
+        """Options of an environment (of this process by default). Raises M543 for a value that has no meaning."""
         env = os.environ if env is None else env
         dump = env.get("MASKC_DUMP_DIR")
         return cls(
@@ -58,10 +58,10 @@ def _check_level(text: str) -> CheckLevel:
     for level in get_args(CheckLevel):
         if text == str(level):
             return level  # type: ignore[no-any-return]
-    raise error("M503", f"MASKC_CHECK = {text!r} is not a check level", None, "use 0, 1 or 2")
+    raise error("M543", f"MASKC_CHECK = {text!r} is not a check level", None, "use 0, 1 or 2")
 
 
 def _switch(name: str, text: str) -> bool:
     if text in ("0", "1"):
         return text == "1"
-    raise error("M503", f"{name} = {text!r} is not a switch", None, "use 0 or 1")
+    raise error("M543", f"{name} = {text!r} is not a switch", None, "use 0 or 1")
