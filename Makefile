@@ -58,4 +58,4 @@ $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "maskc needs Python >= 3.11; none is on the path (name one: make PYTHON=/path/to/python3)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) can not make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }

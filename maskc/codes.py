@@ -23,7 +23,7 @@ TABLES: tuple[str, ...] = (
 FAMILIES: tuple[tuple[str, str], ...] = (
     ("M0", "syntax"),
     ("M1", "names, types and units"),
-    ("M2", "form: the mask can not be written as row intervals per key"),
+    ("M2", "form: the mask cannot be written as row intervals per key"),
     ("M3", "proof"),
     ("M4", "bound data"),
     ("M5", "use of the Python API and of the command line"),
@@ -36,7 +36,7 @@ CODES: dict[str, str] = {
     "M540": """The command line is not one that maskc understands.
 A command, flag or value is misspelt, missing or does not go with the others. Every command describes itself:
 `maskc compile --help`. Exit status 2.""",
-    "M541": """A file can not be read or written.
+    "M541": """A file cannot be read or written.
 It does not exist, is a directory, is not UTF-8 text, or permission is missing. The message gives the path as you typed
 it and the reason that the system gave.""",
     "M542": """The file given to `--inputs` is not the JSON that describes the inputs of a mask.

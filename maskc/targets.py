@@ -1,0 +1,145 @@
+"""What the user names -> a proved mask: `FILE`, `FILE:MASK`, `std:NAME` or a text become a `CompiledMask`.
+
+The one place that turns a verdict into errors (M301, M303) and warnings (W301, W302).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.ir.verdict import CheckResult, Counterexample, Proven, Refuted, Unknown
+
+if TYPE_CHECKING:
+    from maskc.compiled import CompiledMask
+    from maskc.frontend import TypedFile
+    from maskc.ir.nodes import Check, MaskFn
+
+STD = "std:"
+
+
+def load(target: str | Path) -> CompiledMask:
+    """The mask that `FILE`, `FILE:MASK` or `std:NAME` names, parsed, lowered and proved.
+
+    Raises MaskcError: of the front end (M0xx, M1xx), M201 for a form that has no row intervals, M301 with the smallest
+    counterexample, M303 for a claim (`check`) that does not hold, M545 where a file holds several masks and none is named.
+    """
+    from maskc.frontend import parse_file
+
+    path, name = split_target(target)
+    return compile_file(parse_file(path), name)
+
+
+def load_text(text: str, name: str | None = None) -> CompiledMask:
+    """As `load`, from the text of a file."""
+    from maskc.frontend import parse_text
+
+    return compile_file(parse_text(text), name)
+
+
+def split_target(target: str | Path) -> tuple[Path, str | None]:
+    """`FILE[:MASK]` -> (path, mask). A file whose own name holds a colon is found as it is; `std:NAME` is packaged."""
+    text = str(target)
+    if text.startswith(STD):
+        return standard_file(text), None
+    if ":" not in text or Path(text).exists():
+        return Path(text), None
+    path, _, name = text.rpartition(":")
+    return Path(path), name
+
+
+def compile_file(file: TypedFile, name: str | None = None) -> CompiledMask:
+    """The named mask of a file, or its only one."""
+    return compile_fn(choose(file, name), file.warnings)
+
+
+def choose(file: TypedFile, name: str | None) -> MaskFn:
+    """The mask called `name`; without a name the only one, or the one that bears the name of the file."""
+    names = [fn.name for fn in file.masks]
+    listed = ", ".join(names)
+    if name is None:
+        name = names[0] if len(names) == 1 else Path(file.path).stem
+        if name not in names:
+            raise error(
+                "M545", f"{file.path} holds {len(names)} masks", None, f"name one: {file.path}:{names[0]} (there are {listed})"
+            )
+    if name not in names:
+        raise error("M545", f"{file.path} holds no mask `{name}`", None, f"it holds {listed}")
+    return file.masks[names.index(name)]
+
+
+def standard_file(name: str) -> Path:
+    """The file behind `std:NAME`. Raises M545 for a name that is not in the standard set."""
+    folder = Path(str(files("maskc") / "std"))
+    path = folder / f"{name.removeprefix(STD)}.mask"
+    if not path.is_file():
+        known = sorted(p.stem for p in folder.glob("*.mask"))
+        near = difflib.get_close_matches(path.stem, known, 1)
+        hint = f"did you mean {STD}{near[0]}?" if near else f"there are {', '.join(known)}"
+        raise error("M545", f"there is no standard mask {name!r}", None, hint)
+    return path
+
+
+def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = ()) -> CompiledMask:
+    """Lower and prove one mask; decide its claims."""
+    from maskc.compiled import CompiledMask
+    from maskc.ir.symbolic import prove, run_checks
+
+    verdict = prove(fn)
+    match verdict:
+        case Proven(program=program):
+            pass
+        case Unknown(reason):
+            program = None
+            warnings = (*warnings, _undecided(fn, reason))
+        case Refuted(counterexample):
+            raise MaskcError(_refused(fn, counterexample))
+        case _:
+            assert_never(verdict)
+    checks = run_checks(fn, verdict)
+    if broken := tuple(_broken(fn, c) for c in checks if c.status == "refuted"):
+        raise MaskcError(broken)
+    warnings = (*warnings, *(_undecided_claim(c) for c in checks if c.status == "unknown"))
+    return CompiledMask(fn, verdict, program, checks, tuple(warnings))
+
+
+def _refused(fn: MaskFn, example: Counterexample) -> Diagnostic:
+    runs = len(example.masked_runs)
+    return Diagnostic(
+        "M301",
+        f"a key needs {runs} masked runs; the column form holds 2",
+        fn.span,
+        "make two calls and merge them by their log-sum-exp, or store the tokens in an order that joins the runs",
+        (("smallest case found", example.text),),
+    )
+
+
+def _undecided(fn: MaskFn, reason: str) -> Diagnostic:
+    return Diagnostic(
+        "W301",
+        f"`{fn.name}` is neither proved nor refuted ({reason}); every batch is checked when its data are bound",
+        fn.span,
+        "state what you know of the inputs in `where` or `assume`; --strict makes this an error",
+    )
+
+
+def _broken(fn: MaskFn, result: CheckResult) -> Diagnostic:
+    return Diagnostic("M303", f"`{claim(result.check)}` does not hold for `{fn.name}`", result.check.span, None, _detail(result))
+
+
+def _undecided_claim(result: CheckResult) -> Diagnostic:
+    return Diagnostic("W302", f"`{claim(result.check)}` is neither proved nor refuted", result.check.span, None, _detail(result))
+
+
+def claim(check: Check) -> str:
+    """A claim as it is written in a file: `check isolated by doc`."""
+    by = f" by {check.of}" if check.of is not None else ""
+    return f"check {check.kind}{by}"
+
+
+def _detail(result: CheckResult) -> tuple[tuple[str, str], ...]:
+    return (("because", result.detail),) if result.detail else ()
