@@ -43,27 +43,39 @@ class BoundaryVectors:
         """(lts, lte, uts, ute, diag)."""
         return self.lts, self.lte, self.uts, self.ute, self.diag
 
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors live; the CPU for a mask that has none."""
+        if self.blocks is not None:
+            return self.blocks.keep.device
+        return next((t.device for t in self.tensors if t is not None), torch.device("cpu"))
+
     def masked(self) -> torch.Tensor:
         """Dense bool [batch, heads, nq, nk], True where masked: for tests and small pictures only."""
-        device = next((t.device for t in self.tensors if t is not None), torch.device("cpu"))
-        if self.blocks is not None:
-            device = self.blocks.keep.device
-        q = torch.arange(self.nq, device=device)[None, None, :, None]
-        k = torch.arange(self.nk, device=device)[None, None, None, :]
-        out = torch.zeros(self.batch, self.heads, self.nq, self.nk, dtype=torch.bool, device=device)
-        if self.causal:
-            out |= q < k
+        return self.masked_tile(0, self.nq, 0, self.nk)
+
+    def masked_tile(self, r0: int, r1: int, c0: int, c1: int, batch: slice = slice(None)) -> torch.Tensor:
+        """Bool [batch, heads, r1 - r0, c1 - c0], True where masked; `batch` selects items of a mask that has several."""
+        q = torch.arange(r0, r1, device=self.device, dtype=torch.int32)[:, None]
+        k = torch.arange(c0, c1, device=self.device, dtype=torch.int32)[None, :]
+        items = 1 if self.batch == 1 else len(range(*batch.indices(self.batch)))
+
+        def tile(vector: torch.Tensor) -> torch.Tensor:
+            return (vector if self.batch == 1 else vector[batch])[:, :, None, c0:c1]
+
+        out = q < k if self.causal else torch.zeros(r1 - r0, c1 - c0, dtype=torch.bool, device=self.device)
+        out = out.expand(items, self.heads, r1 - r0, c1 - c0)
         if self.diag is not None:
-            out |= q < self.diag[:, :, None, :]
+            out = out | (q < tile(self.diag))
         if self.lts is not None:
-            below = q < self.lte[:, :, None, :] if self.lte is not None else torch.ones_like(out)
-            out |= (q >= self.lts[:, :, None, :]) & below
+            lower = q >= tile(self.lts)
+            out = out | (lower if self.lte is None else lower & (q < tile(self.lte)))
         if self.ute is not None:
-            above = q >= self.uts[:, :, None, :] if self.uts is not None else torch.ones_like(out)
-            out |= above & (q < self.ute[:, :, None, :])
+            upper = q < tile(self.ute)
+            out = out | (upper if self.uts is None else upper & (q >= tile(self.uts)))
         if self.blocks is not None:
-            keep = self.blocks.keep
-            rows = torch.arange(self.nq, device=device) // self.blocks.block_q
-            cols = torch.arange(self.nk, device=device) // self.blocks.block_kv
-            out |= ~keep[:, :, rows][:, :, :, cols]
+            keep = self.blocks.keep if self.blocks.keep.shape[0] == 1 else self.blocks.keep[batch]
+            rows = torch.arange(r0, r1, device=self.device) // self.blocks.block_q
+            cols = torch.arange(c0, c1, device=self.device) // self.blocks.block_kv
+            out = out | ~keep[:, :, rows][:, :, :, cols]
         return out
