@@ -1,0 +1,55 @@
+"""CompiledMask: a mask that is parsed, lowered and proved. Holds no data and needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from maskc.diagnostics import Diagnostic
+from maskc.ir.intervals import IntervalProgram
+from maskc.ir.nodes import MaskFn
+from maskc.ir.verdict import CheckResult, Verdict
+
+if TYPE_CHECKING:
+    from maskc.binding.bound import BoundMask
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledMask:
+    """What `maskc.compile` returns.
+
+    fn: the typed mask. verdict: what is proved about it. program: its lowering, None where the verdict is Unknown (the
+    data then decide when they are bound). checks: the claims of the file. warnings: everything worth a second look.
+    """
+
+    fn: MaskFn
+    verdict: Verdict
+    program: IntervalProgram | None
+    checks: tuple[CheckResult, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.fn.name
+
+    def bind(
+        self,
+        *,
+        nq: int | None = None,
+        nk: int | None = None,
+        batch: int | None = None,
+        validate: bool = True,
+        **inputs: object,
+    ) -> BoundMask:
+        """The mask with the data of one batch: the inputs of the file by name.
+
+        Segments and spans take `maskc.segments(...)` / `maskc.spans(...)` or a list of them for a batch; vectors take
+        lists, numpy arrays or tensors of [n], [batch, n] or [batch, heads, n]; scalars an int, or one for every batch item. Sizes not
+        given are taken from the inputs or, last, from q and k in `run`. Everything is validated in O(n) with at most one
+        host synchronisation (none with `validate=False`, which promises that the data are right).
+
+        Raises MaskcError (M4xx), naming input, index, value and rule.
+        """
+        from maskc.binding.bind import bind
+
+        return bind(self, nq=nq, nk=nk, batch=batch, validate=validate, inputs=inputs)
