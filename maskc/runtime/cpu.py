@@ -39,13 +39,25 @@ def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Ten
     return None
 
 
+def schedule(v: BoundaryVectors, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """Nothing: tile classes are cheap beside CPU attention and are made in every call."""
+    return ()
+
+
 def forward(
-    v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Tensor, scale: float
+    v: BoundaryVectors,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    val: torch.Tensor,
+    scale: float,
+    *,
+    schedule: tuple[torch.Tensor, ...] | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse): out in q's dtype, lse fp32 (fp64 for fp64)."""
+    """(out, lse): out in `out_dtype` or q's dtype, lse fp32 (fp64 for fp64)."""
     acc = _accumulator(q)
     batch, nq, heads, _ = q.shape
-    out = q.new_empty(batch, nq, heads, val.shape[3])
+    out = q.new_empty(batch, nq, heads, val.shape[3], dtype=out_dtype or q.dtype)
     lse = torch.empty(batch, heads, nq, dtype=acc, device=q.device)
     for part in _parts(v, q, k):
         keys, values = _heads_first(k[part.items], acc), _heads_first(val[part.items], acc)
@@ -82,11 +94,16 @@ def backward(
     dlse: torch.Tensor | None,
     scale: float,
     deterministic: bool = False,
+    *,
+    schedule: tuple[torch.Tensor, ...] | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) in the dtypes of q, k and val. `dlse` [B, Hq, Sq] is the gradient of lse, None for zero."""
-    del deterministic  # always met
+    """(dq, dk, dv) in `grad_dtype` or the inputs' own. `dlse` [B, Hq, Sq] is the gradient of lse, None for zero.
+
+    `out` and `lse` may be those of a softmax over more keys than `k` holds: the result is this call's share.
+    """
     acc, heads, kv_heads = _accumulator(q), q.shape[2], k.shape[2]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, val))
+    dq, dk, dv = (torch.empty(x.shape, dtype=grad_dtype or x.dtype, device=x.device) for x in (q, k, val))
     for part in _parts(v, q, k):
         keys, values = _heads_first(k[part.items], acc), _heads_first(val[part.items], acc)
         dkeys, dvalues = torch.zeros_like(keys), torch.zeros_like(values)

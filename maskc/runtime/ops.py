@@ -1,0 +1,211 @@
+"""The torch operators `maskc::forward` and `maskc::backward`, and the three functions through which maskc calls them.
+
+Masks travel as ordinary tensor arguments (the boundary vectors, the block table and what the backend's `schedule` made
+of them), so nothing is registered by mask and any number of masks may be alive at once. The device of q chooses the
+backend: CPU tensors run `maskc.runtime.cpu`, CUDA tensors `maskc.runtime.hopper`, imported on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.diagnostics import Diagnostic, error
+
+MODULES = {"cpu": "maskc.runtime.cpu", "hopper": "maskc.runtime.hopper"}
+BY_DEVICE = {"cpu": "cpu", "cuda": "hopper"}
+
+
+class Backend(Protocol):
+    """What a backend module offers. `schedule` in the calls is what its own `schedule` returned, or None: make it."""
+
+    def why_not(self, v: BoundaryVectors, q: Tensor, k: Tensor, val: Tensor) -> Diagnostic | None: ...
+
+    def schedule(self, v: BoundaryVectors, head_dim: int) -> tuple[Tensor, ...]: ...
+
+    def forward(
+        self,
+        v: BoundaryVectors,
+        q: Tensor,
+        k: Tensor,
+        val: Tensor,
+        scale: float,
+        *,
+        schedule: tuple[Tensor, ...] | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def backward(
+        self,
+        v: BoundaryVectors,
+        q: Tensor,
+        k: Tensor,
+        val: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        dlse: Tensor | None,
+        scale: float,
+        deterministic: bool = False,
+        *,
+        schedule: tuple[Tensor, ...] | None = None,
+        grad_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def backend_module(name: str) -> Backend:
+    """The module of a backend by its name in `MODULES`."""
+    return cast(Backend, import_module(MODULES[name]))
+
+
+def attention(
+    v: BoundaryVectors,
+    q: Tensor,
+    k: Tensor,
+    val: Tensor,
+    scale: float,
+    *,
+    deterministic: bool = False,
+    schedule: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor]:
+    """Differentiable (out, lse) of q [B, Sq, Hq, D], k [B, Sk, Hk, D], val [B, Sk, Hk, Dv]; see `maskc.runtime.cpu` for layouts.
+
+    The vectors are on q's device; `schedule` is what the backend's `schedule` returned for them (empty: it makes it).
+    """
+    return cast(tuple[Tensor, Tensor], torch.ops.maskc.forward(q, k, val, *_flat(v, schedule), scale, deterministic))
+
+
+def forward(
+    v: BoundaryVectors,
+    q: Tensor,
+    k: Tensor,
+    val: Tensor,
+    scale: float,
+    *,
+    backend: str = "auto",
+    schedule: tuple[Tensor, ...] | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) outside autograd; `out_dtype` fp32 gives a partial result that is not rounded to q's dtype."""
+    return _chosen(backend, q).forward(v, q, k, val, scale, schedule=schedule, out_dtype=out_dtype)
+
+
+def backward(
+    v: BoundaryVectors,
+    q: Tensor,
+    k: Tensor,
+    val: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    scale: float,
+    *,
+    backend: str = "auto",
+    deterministic: bool = False,
+    schedule: tuple[Tensor, ...] | None = None,
+    grad_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) outside autograd. `out` and `lse` may belong to more keys than `k` holds (a merged result)."""
+    module = _chosen(backend, q)
+    return module.backward(v, q, k, val, out, lse, dout, dlse, scale, deterministic, schedule=schedule, grad_dtype=grad_dtype)
+
+
+def _chosen(backend: str, q: Tensor) -> Backend:
+    return backend_module(BY_DEVICE[q.device.type] if backend == "auto" else backend)
+
+
+# ---------------------------------------------------------------- the operators
+
+_MASK = (
+    "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? diag, Tensor? keep, Tensor[] schedule, "
+    "SymInt[] geometry, bool causal, float scale, bool deterministic"
+)
+_LIBRARY = torch.library.Library("maskc", "DEF")
+_LIBRARY.define(f"forward(Tensor q, Tensor k, Tensor val, {_MASK}) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor val, Tensor out, Tensor lse, "
+    f"{_MASK}) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _flat(v: BoundaryVectors, schedule: Sequence[Tensor]) -> tuple[object, ...]:
+    """A mask as arguments of the operators, up to and with `causal`; `_mask` is the inverse."""
+    blocks = v.blocks
+    sizes = (0, 0) if blocks is None else (blocks.block_q, blocks.block_kv)
+    geometry = [v.nq, v.nk, v.batch, v.heads, *sizes]
+    return *v.tensors, None if blocks is None else blocks.keep, list(schedule), geometry, v.causal
+
+
+def _mask(tensors: Sequence[Tensor | None], geometry: Sequence[int], causal: bool) -> BoundaryVectors:
+    lts, lte, uts, ute, diag, keep = tensors
+    nq, nk, batch, heads, block_q, block_kv = geometry
+    blocks = None if keep is None else BlockTable(keep, block_q, block_kv)
+    return BoundaryVectors(nq, nk, batch, heads, causal, lts, lte, uts, ute, diag, blocks)
+
+
+def _forward(backend: str) -> Any:
+    def run(q: Tensor, k: Tensor, val: Tensor, *mask: Any) -> tuple[Tensor, Tensor]:
+        *vectors, schedule, geometry, causal, scale, _ = mask
+        v = _mask(vectors, geometry, causal)
+        return backend_module(backend).forward(v, q, k, val, scale, schedule=tuple(schedule) or None)
+
+    return run
+
+
+def _backward(backend: str) -> Any:
+    def run(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, val, out, lse, *vectors, schedule, geometry, causal, scale, deterministic = rest
+        v, made = _mask(vectors, geometry, causal), tuple(schedule) or None
+        return backend_module(backend).backward(v, q, k, val, out, lse, dout, dlse, scale, deterministic, schedule=made)
+
+    return run
+
+
+def _fake_forward(q: Tensor, k: Tensor, val: Tensor, *mask: Any) -> tuple[Tensor, Tensor]:
+    batch, rows, heads, _ = q.shape
+    lse = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(batch, rows, heads, val.shape[3]), q.new_empty(batch, heads, rows, dtype=lse)
+
+
+def _fake_backward(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, val: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), val.new_empty(val.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, val, *vectors, schedule, geometry, causal, scale, deterministic = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, val, *output, *vectors, *schedule)
+    ctx.plain = geometry, causal, scale, deterministic
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, val, out, lse, *tensors = ctx.saved_tensors
+    vectors, schedule = tensors[:6], tensors[6:]
+    nothing = (None,) * 6, [None] * len(schedule), (None,) * 4
+    if dout is None and dlse is None:
+        return None, None, None, *nothing[0], nothing[1], *nothing[2]
+    if dout is None:
+        dout = torch.zeros_like(out)
+    grads = torch.ops.maskc.backward(dout, dlse, q, k, val, out, lse, *vectors, schedule, *ctx.plain)
+    return *grads, *nothing[0], nothing[1], *nothing[2]
+
+
+def _refuse_twice(ctx: Any, *grads: Any) -> None:
+    raise error("M509", "the gradient of attention cannot be differentiated again", None, "detach it, or use dense attention")
+
+
+for _name, _key in (("cpu", "CPU"), ("hopper", "CUDA")):
+    torch.library.impl("maskc::forward", _key, _forward(_name), lib=_LIBRARY)
+    torch.library.impl("maskc::backward", _key, _backward(_name), lib=_LIBRARY)
+torch.library.register_fake("maskc::forward", _fake_forward, lib=_LIBRARY)
+torch.library.register_fake("maskc::backward", _fake_backward, lib=_LIBRARY)
+torch.library.register_autograd("maskc::forward", _differentiate, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd("maskc::backward", _refuse_twice, lib=_LIBRARY)
