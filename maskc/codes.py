@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 
 from maskc.diagnostics import error
 
@@ -62,6 +63,11 @@ def all_codes() -> dict[str, str]:
     """Code -> explanation, sorted by code."""
     tables = (importlib.import_module(name).CODES for name in TABLES)
     return dict(sorted((code, text) for table in tables for code, text in table.items()))
+
+
+def is_code(text: str) -> bool:
+    """Whether a word has the form of a code, known or not."""
+    return re.fullmatch(r"[MWmw]\d{3}", text) is not None
 
 
 def explain_code(code: str) -> str:

@@ -23,7 +23,7 @@ JsonObject = dict[str, object]
 def read_inputs(path: str | Path) -> JsonObject:
     """Keywords for `bind`: nq and nk where the file gives them, batch for a list, and every input.
 
-    Raises M541 for a file that can not be read and M542 for one that is not such JSON, with its line and column.
+    Raises M541 for a file that cannot be read and M542 for one that is not such JSON, with its line and column.
     """
     items = _items(path)
     names = list(_inputs(items[0], path))
@@ -56,7 +56,7 @@ def _load(path: str | Path) -> object:
     except IsADirectoryError:
         raise error("M541", f"{path} is a directory, not a JSON file of inputs") from None
     except OSError as e:
-        raise error("M541", f"can not read {path}: {(e.strerror or str(e)).lower()}") from None
+        raise error("M541", f"cannot read {path}: {(e.strerror or str(e)).lower()}") from None
     except UnicodeDecodeError as e:
         raise error("M541", f"{path} is not UTF-8 text (byte {e.start})", None, JSON_HELP) from None
     try:

@@ -41,13 +41,14 @@ from maskc.ir.nodes import (
     Same,
     Scalar,
     SegAttr,
+    SetEnd,
     Size,
     StartOf,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Prose:
     """Words for the terms of one mask; the declarations say what a name belongs to."""
 
     fn: MaskFn
@@ -88,6 +89,8 @@ class Words:
                 return f"({self.expr(then)} if {self.pred(cond)}, else {self.expr(orelse)})"
             case StartOf(of, ordinal):
                 return self._start_of(of, ordinal)
+            case SetEnd(of):
+                return f"end of the last {of}"
             case EdgeStart(of, edge, index):
                 return f"start of {self._edge(of, edge, index)}"
             case EdgeEnd(of, edge, index):

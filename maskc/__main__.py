@@ -1,0 +1,7 @@
+"""`python -m maskc`."""
+
+import sys
+
+from maskc.cli import main
+
+sys.exit(main())

@@ -1,0 +1,286 @@
+"""The command line. Exit status: 0 well, 1 the mask is wrong, 2 misuse or a tool that is missing, 70 a fault of maskc.
+
+Every command is one function from parsed arguments to an exit status; what it needs is imported inside, so that
+`maskc --help` and a syntax error are quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from maskc import __version__
+from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.inputs import read_inputs
+from maskc.options import VARIABLES, Options
+
+Command = Callable[[argparse.Namespace], int]
+
+OK, WRONG_MASK, MISUSE, INTERNAL = 0, 1, 2, 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status and prints, never raises, what is wrong."""
+    trace = False
+    try:
+        options = Options.from_env()
+        trace = options.trace
+        arguments = build_parser().parse_args(argv)
+        arguments.options = options
+        command: Command = arguments.command
+        return command(arguments)
+    except MaskcError as e:
+        return _report(e)
+    except BrokenPipeError:  # the reader of our output has gone, as in `maskc ... | head`
+        sys.stderr.close()
+        return OK
+    except KeyboardInterrupt:
+        return 130
+    except Exception as e:
+        if trace:
+            raise
+        place = f"{type(e).__name__}: {e}".split("\n")[0]
+        return _report(error("M599", f"internal error: {place}", None, "please report it with the output of MASKC_TRACE=1"))
+
+
+def exit_status(diagnostics: Sequence[Diagnostic]) -> int:
+    """1 where a mask is at fault (M0xx to M3xx), 70 for a fault of maskc, else 2."""
+    codes = [d.code for d in diagnostics if not d.is_warning]
+    if "M599" in codes:
+        return INTERNAL
+    if any(code[:2] in ("M0", "M1", "M2", "M3") for code in codes):
+        return WRONG_MASK
+    return MISUSE if codes else OK
+
+
+def _report(e: MaskcError) -> int:
+    for diagnostic in e.diagnostics:
+        print(diagnostic.render(), file=sys.stderr)
+    return exit_status(e.diagnostics)
+
+
+# ---------------------------------------------------------------- commands
+
+
+def compile_command(a: argparse.Namespace) -> int:
+    """`maskc compile`: one stage as text, or every kernel into a folder."""
+    from maskc import driver
+
+    options = replace(a.options, dump_dir=a.dump_dir or a.options.dump_dir, check=a.options.check if a.check is None else a.check)
+    request = driver.Request(a.target, options, a.inputs, a.head_dim, a.dtype, a.kernel, a.deterministic, a.block_q, a.block_kv)
+    run = driver.Driver(driver.Job(request))
+    if a.emit is None:
+        print(driver.build(run, a.out), end="")
+    elif a.out is not None:
+        for path in run.write(driver.stage(a.emit), a.out):
+            print(path)
+    else:
+        _show(run.outputs(driver.stage(a.emit)))
+    for warning in run.warnings():
+        print(warning.render(), file=sys.stderr)
+    if a.time or options.trace:
+        print(run.times_text(), end="", file=sys.stderr)
+    return OK
+
+
+def _show(outputs: list[tuple[str, str | bytes]]) -> None:
+    """Print the outputs of a stage; several kernels each under a heading."""
+    for kernel, content in outputs:
+        if isinstance(content, bytes):
+            if sys.stdout.isatty() or len(outputs) > 1:
+                raise error("M540", "a cubin is binary", None, "name a folder, -o DIR, or one kernel and a file to redirect to")
+            sys.stdout.buffer.write(content)
+        else:
+            heading = f"==> {kernel} <==\n" if len(outputs) > 1 else ""
+            sys.stdout.write(heading + content.rstrip("\n") + "\n")
+
+
+def check_command(a: argparse.Namespace) -> int:
+    """`maskc check`: every mask of every file, all errors of all files."""
+    from maskc.checking import check_targets
+
+    reports = check_targets(a.files)
+    if a.json:
+        print(json.dumps([r.as_json() for r in reports], indent=2))
+    else:
+        for report in reports:
+            print(report.render(), file=sys.stderr if report.failed(a.strict) else sys.stdout)
+    misuse = any(exit_status(r.diagnostics) == MISUSE for r in reports)
+    return MISUSE if misuse else WRONG_MASK if any(r.failed(a.strict) for r in reports) else OK
+
+
+def explain_command(a: argparse.Namespace) -> int:
+    """`maskc explain`: a mask in words, or a code."""
+    from maskc.codes import explain_code, is_code
+
+    if is_code(a.target):
+        print(explain_code(a.target))
+        return OK
+    from maskc.explain import explain
+    from maskc.targets import load
+
+    compiled = load(a.target)
+    bound = compiled.bind(**read_inputs(a.inputs)) if a.inputs is not None else None
+    explanation = explain(compiled, bound, (a.block_q, a.block_kv))
+    print(json.dumps(explanation.as_json(), indent=2) if a.json else explanation.render())
+    return OK
+
+
+def fmt_command(a: argparse.Namespace) -> int:
+    """`maskc fmt`: rewrite files in the one layout; with --check only say which would change."""
+    from maskc.frontend.fmt import format_text
+    from maskc.sources import read_source, write_source
+
+    changed = 0
+    for path in a.files:
+        text = read_source(path)
+        formatted = format_text(text, str(path))
+        if formatted == text:
+            continue
+        changed += 1
+        if a.check:
+            print(f"would reformat {path}")
+        else:
+            write_source(path, formatted)
+            print(f"reformatted {path}")
+    print(f"{changed} of {len(a.files)} files {'would change' if a.check else 'changed'}", file=sys.stderr)
+    return WRONG_MASK if a.check and changed else OK
+
+
+def plan_command(a: argparse.Namespace) -> int:
+    """`maskc plan`: which rank computes what under context parallelism."""
+    from maskc.runtime.plan import plan_report
+    from maskc.targets import load
+
+    bound = load(a.target).bind(**read_inputs(a.inputs))
+    print(plan_report(bound, world_size=a.world, nodes=a.nodes))
+    return OK
+
+
+def doctor_command(a: argparse.Namespace) -> int:
+    """`maskc doctor`: what this machine has, and what would run."""
+    from maskc.doctor import examine
+
+    for line in examine(a.options):
+        print(line)
+    return OK
+
+
+def cache_command(a: argparse.Namespace) -> int:
+    """`maskc cache`: where compiled kernels are kept, and how many."""
+    from maskc.codegen import cache
+
+    folder: Path = a.options.cache_dir
+    if a.action == "clear":
+        print(f"{cache.clear(folder)} entries deleted from {folder}")
+        return OK
+    entries = cache.entries(folder)
+    size = sum(path.stat().st_size for path in entries)
+    print(f"{folder}: {len(entries)} entries, {size / 1e6:.1f} MB")
+    return OK
+
+
+# ---------------------------------------------------------------- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors in the form that all errors of maskc have."""
+
+    def error(self, message: str) -> NoReturn:
+        raise error("M540", message, None, f"`{self.prog} --help` lists what it takes")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    variables = "\n".join(f"  {name:<16} {meaning}" for name, meaning in VARIABLES)
+    parser = _Parser(
+        prog="maskc",
+        description="A compiler for attention masks: from one predicate to proved row intervals and specialised kernels.",
+        epilog=f"environment:\n{variables}\n\nexit status: 0 well, 1 the mask is wrong, 2 misuse or a missing tool",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"maskc {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    _add_compile(commands)
+    _add_check(commands)
+    _add_explain(commands)
+    _add_fmt(commands)
+    _add_plan(commands)
+    _command(commands, "doctor", doctor_command, "versions, GPU, NVRTC, cache, and which backend would run")
+    cache = _command(commands, "cache", cache_command, "where compiled kernels are kept")
+    cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show", help="show (default), or delete all")
+    return parser
+
+
+def _command(commands: argparse._SubParsersAction[_Parser], name: str, run: Command, summary: str) -> _Parser:
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _add_compile(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from maskc.driver import STAGES
+
+    parser = _command(commands, "compile", compile_command, "turn a mask into kernels, or show one stage of that")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "stages:\n" + "\n".join(f"  {s.name:<10} {s.summary}" for s in STAGES)
+    parser.add_argument("target", metavar="FILE[:MASK]", help="a .mask file, one mask of it, or std:NAME")
+    parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help="folder for sources, cubins and manifest.json")
+    parser.add_argument("--emit", metavar="STAGE", choices=[s.name for s in STAGES], help="print this stage (see below)")
+    parser.add_argument("--inputs", metavar="JSON", type=Path, help="data of one batch, for the stages vectors and tiles")
+    parser.add_argument("--head-dim", metavar="N", type=int, default=128, help="head dimension of the kernels (default 128)")
+    parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="element type of the kernels (default bf16)")
+    parser.add_argument("--kernel", metavar="LIST", type=_names, help="some of prep,fwd,bwd (default all)")
+    parser.add_argument("--deterministic", action="store_true", help="a backward kernel whose dQ is bitwise repeatable")
+    _add_tile(parser)
+    parser.add_argument("--dump-dir", metavar="DIR", type=Path, help="write every stage there, as NN-stage")
+    parser.add_argument("--time", action="store_true", help="print how long each stage took")
+    parser.add_argument("--check", metavar="LEVEL", type=int, choices=(0, 1, 2), help="as MASKC_CHECK")
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "check", check_command, "prove masks and their claims; report every error of every file")
+    parser.add_argument("files", nargs="+", metavar="FILE[:MASK]")
+    parser.add_argument("--strict", action="store_true", help="a mask that is neither proved nor refuted is an error")
+    parser.add_argument("--json", action="store_true", help="machine-readable report")
+
+
+def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "explain", explain_command, "say in words what a mask means, or what a code such as M301 means")
+    parser.add_argument("target", metavar="FILE[:MASK]|CODE", help="a .mask file, one mask of it, std:NAME, or a code")
+    parser.add_argument("--inputs", metavar="JSON", type=Path, help="data of one batch: adds density, tiles and a picture")
+    parser.add_argument("--json", action="store_true", help="machine-readable explanation")
+    _add_tile(parser)
+
+
+def _add_fmt(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "fmt", fmt_command, "rewrite .mask files in the one layout")
+    parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if a file would change")
+
+
+def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "plan", plan_command, "which rank computes what under context parallelism")
+    parser.add_argument("target", metavar="FILE[:MASK]")
+    parser.add_argument("--inputs", metavar="JSON", type=Path, required=True, help="data of one batch")
+    parser.add_argument("--world", metavar="P", type=_positive, required=True, help="number of ranks")
+    parser.add_argument("--nodes", metavar="N", type=_positive, default=1, help="number of machines they live on (default 1)")
+
+
+def _add_tile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--block-q", metavar="N", type=_positive, default=128, help="rows of a tile (default 128)")
+    parser.add_argument("--block-kv", metavar="N", type=_positive, default=128, help="columns of a tile (default 128)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
