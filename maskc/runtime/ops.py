@@ -126,11 +126,10 @@ _MASK = (
     "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? diag, Tensor? keep, Tensor[] schedule, "
     "SymInt[] geometry, bool causal, float scale, bool deterministic"
 )
-_LIBRARY = torch.library.Library("maskc", "DEF")
-_LIBRARY.define(f"forward(Tensor q, Tensor k, Tensor val, {_MASK}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor val, Tensor out, Tensor lse, "
-    f"{_MASK}) -> (Tensor, Tensor, Tensor)"
+torch.library.define("maskc::forward", f"(Tensor q, Tensor k, Tensor val, {_MASK}) -> (Tensor, Tensor)")
+torch.library.define(
+    "maskc::backward",
+    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor val, Tensor out, Tensor lse, {_MASK}) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -203,9 +202,9 @@ def _refuse_twice(ctx: Any, *grads: Any) -> None:
 
 
 for _name, _key in (("cpu", "CPU"), ("hopper", "CUDA")):
-    torch.library.impl("maskc::forward", _key, _forward(_name), lib=_LIBRARY)
-    torch.library.impl("maskc::backward", _key, _backward(_name), lib=_LIBRARY)
-torch.library.register_fake("maskc::forward", _fake_forward, lib=_LIBRARY)
-torch.library.register_fake("maskc::backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("maskc::forward", _differentiate, setup_context=_save, lib=_LIBRARY)
-torch.library.register_autograd("maskc::backward", _refuse_twice, lib=_LIBRARY)
+    torch.library.impl("maskc::forward", _key, _forward(_name))
+    torch.library.impl("maskc::backward", _key, _backward(_name))
+torch.library.register_fake("maskc::forward", _fake_forward)
+torch.library.register_fake("maskc::backward", _fake_backward)
+torch.library.register_autograd("maskc::forward", _differentiate, setup_context=_save)
+torch.library.register_autograd("maskc::backward", _refuse_twice)
