@@ -34,28 +34,44 @@ FAMILIES: tuple[tuple[str, str], ...] = (
 )
 
 CODES: dict[str, str] = {
-    "M540": """The command line is not one that maskc understands.
+    "M540": """The command line is not one that maskc understands
+
 A command, flag or value is misspelt, missing or does not go with the others. Every command describes itself:
-`maskc compile --help`. Exit status 2.""",
-    "M541": """A file cannot be read or written.
+`maskc compile --help`. Exit status 2.
+""",
+    "M541": """A file cannot be read or written
+
 It does not exist, is a directory, is not UTF-8 text, or permission is missing. The message gives the path as you typed
-it and the reason that the system gave.""",
-    "M542": """The file given to `--inputs` is not the JSON that describes the inputs of a mask.
+it and the reason that the system gave.
+""",
+    "M542": """The file given to `--inputs` is not the JSON that describes the inputs of a mask
+
 Write one object, or a list of them for a batch:
     {"nq": 16, "nk": 16, "inputs": {"doc": {"segments": {"lengths": [7, 5, 4]}}, "prefix": [3, 0, 2]}}
 A segment or span input is {"segments": {...}} or {"spans": {...}} with one of cu_seqlens, lengths, ids, positions, eos;
-every other input is a number, true or false, or a list.""",
-    "M543": """An environment variable holds a value that has no meaning.
-maskc reads MASKC_CACHE_DIR and MASKC_DUMP_DIR (folders), MASKC_CHECK (0, 1 or 2) and MASKC_TRACE (0 or 1).""",
-    "M544": """A stage needs more than the mask file.
-`vectors` and `tiles` are made of data: give them with `--inputs FILE.json`. `sass` needs nvdisasm.""",
-    "M545": """A file holds several masks and none was named.
-Name one behind a colon: `maskc compile gemma3.mask:local`. `maskc check` without a name checks all of them.""",
-    "M546": """There is no code of this name.
-`maskc explain` takes a .mask file or one of the codes that an error message shows in brackets, such as M301.""",
-    "M599": """An internal error: maskc did something its authors did not foresee.
+every other input is a number, true or false, or a list.
+""",
+    "M543": """An environment variable holds a value that has no meaning
+
+maskc reads MASKC_CACHE_DIR and MASKC_DUMP_DIR (folders), MASKC_CHECK (0, 1 or 2) and MASKC_TRACE (0 or 1).
+""",
+    "M544": """A stage needs more than the mask file
+
+`vectors` and `tiles` are made of data: give them with `--inputs FILE.json`. `sass` needs nvdisasm.
+""",
+    "M545": """A file holds several masks and none was named
+
+Name one behind a colon: `maskc compile gemma3.mask:local`. `maskc check` without a name checks all of them.
+""",
+    "M546": """There is no code of this name
+
+`maskc explain` takes a .mask file or one of the codes that an error message shows in brackets, such as M301.
+""",
+    "M599": """An internal error: maskc did something its authors did not foresee
+
 This is a fault of maskc, not of your input. Please report it with the command, the mask and the traceback that the same
-command prints with MASKC_TRACE=1.""",
+command prints with MASKC_TRACE=1.
+""",
 }
 
 
@@ -80,3 +96,22 @@ def explain_code(code: str) -> str:
             "M546", f"no code {code!r}", None, f"did you mean {near[0]}?" if near else "`maskc explain M301` explains M301"
         )
     return f"{wanted}: {codes[wanted]}"
+
+
+def errors_page() -> str:
+    """docs/errors.md: every code under its family. `pytest --update-golden` writes it."""
+    out = [
+        "# Error codes",
+        "",
+        "`maskc explain M301` prints the same text. Made from the tables in the sources; do not edit.",
+        "",
+    ]
+    codes = all_codes()
+    for prefix, title in FAMILIES:
+        members = {code: text for code, text in codes.items() if code.startswith(prefix)}
+        if members:
+            out += [f"## {prefix}: {title}" if prefix == "W" else f"## {prefix}xx: {title}", ""]
+        for code, text in members.items():
+            headline, _, body = text.strip().partition("\n")
+            out += [f"### {code}: {headline}", "", body.strip(), ""]
+    return "\n".join(out)

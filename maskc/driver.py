@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from maskc.diagnostics import Diagnostic, error
+from maskc import __version__
+from maskc.diagnostics import Diagnostic, MaskcError, error
 from maskc.inputs import read_inputs
 from maskc.options import Options
 from maskc.targets import choose, compile_fn, split_target
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from maskc.binding.bound import BoundMask
     from maskc.codegen.kernels import Kernel
     from maskc.codegen.nvrtc import Cubin
-    from maskc.codegen.render import CudaSource
     from maskc.compiled import CompiledMask
     from maskc.frontend import TypedFile
     from maskc.frontend.ast import Module
@@ -96,7 +96,8 @@ class Job:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        from maskc.codegen.kernels import KERNELS, Request as KernelRequest
+        from maskc.codegen.kernels import KERNELS
+        from maskc.codegen.kernels import Request as KernelRequest
 
         r = self.request
         names = tuple(KERNELS) if r.kernels is None else r.kernels
@@ -169,12 +170,7 @@ def _spec(job: Job) -> Iterator[Output]:
 
 def _cuda(job: Job) -> Iterator[Output]:
     for kernel in job.kernels:
-        yield kernel.name, _listing(kernel.source)
-
-
-def _listing(source: CudaSource) -> str:
-    """The source, then each header that it includes under its name."""
-    return source.text + "".join(f"\n// ---------------- {name}\n{text}" for name, text in source.headers)
+        yield kernel.name, kernel.source.flat()
 
 
 def _ptx(job: Job) -> Iterator[Output]:
@@ -274,5 +270,29 @@ def write_outputs(folder: Path, stem: str, suffix: str, outputs: list[Output]) -
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
             written.append(path)
     except OSError as e:
-        raise error("M541", f"cannot write {e.filename or folder}: {(e.strerror or str(e)).lower()}") from None
+        raise _unwritable(folder, e) from None
     return written
+
+
+def build(job: Job, folder: Path | None) -> str:
+    """Compile every kernel of a job, into a bundle where a folder is named; a line for each kernel."""
+    built = list(zip(job.kernels, job.cubins, strict=True))
+    lines = []
+    for kernel, cubin in built:
+        r = cubin.kernel(kernel.entry)
+        shared = f"{r.shared + kernel.dynamic_shared} bytes shared"
+        lines.append(
+            f"{kernel.name:<5} {r.registers} registers, {r.spill_stores + r.spill_loads} bytes spilled, {shared}, key {cubin.key[:12]}"
+        )
+    if folder is not None:
+        from maskc.codegen.bundle import write_bundle
+
+        try:
+            lines.append(str(write_bundle(folder, job.fn, job.compiled.program, built, __version__)))
+        except OSError as e:
+            raise _unwritable(folder, e) from None
+    return "\n".join(lines) + "\n"
+
+
+def _unwritable(folder: Path, e: OSError) -> MaskcError:
+    return error("M541", f"cannot write {e.filename or folder}: {(e.strerror or str(e)).lower()}")
