@@ -280,9 +280,9 @@ def build(job: Job, folder: Path | None) -> str:
     lines = []
     for kernel, cubin in built:
         r = cubin.kernel(kernel.entry)
-        shared = f"{r.shared + kernel.dynamic_shared} bytes shared"
+        spilled, shared = r.spill_stores + r.spill_loads, r.shared + kernel.dynamic_shared
         lines.append(
-            f"{kernel.name:<5} {r.registers} registers, {r.spill_stores + r.spill_loads} bytes spilled, {shared}, key {cubin.key[:12]}"
+            f"{kernel.name:<5} {r.registers} registers, {spilled} bytes spilled, {shared} bytes shared, {cubin.key[:12]}"
         )
     if folder is not None:
         from maskc.codegen.bundle import write_bundle
