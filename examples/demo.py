@@ -13,7 +13,7 @@ import torch
 
 import maskc
 from maskc.explain import explain
-from maskc.inputs import read_inputs
+from maskc.inputs import bind_file
 
 HERE = Path(__file__).parent
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
@@ -22,8 +22,7 @@ SAMPLE = 64
 
 def main() -> None:
     mask = maskc.compile(HERE / "doc_prefix.mask")
-    batch = read_inputs(HERE / "packed_8k.json")
-    spec = mask.bind(**batch)
+    spec = bind_file(mask, HERE / "packed_8k.json")
     print(explain(mask, spec).render())
 
     device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) else "cpu"
@@ -41,9 +40,8 @@ def main() -> None:
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad)
     both = time.perf_counter() - begin
 
-    print(
-        f"\nmaskc.run on {device}: {n} tokens, {HEADS} heads over {KV_HEADS} kv heads of {HEAD_DIM}, {str(dtype).removeprefix('torch.')}"
-    )
+    name = str(dtype).removeprefix("torch.")
+    print(f"\nmaskc.run on {device}: {n} tokens, {HEADS} heads over {KV_HEADS} kv heads of {HEAD_DIM}, {name}")
     print(f"    forward {forward:.2f} s, backward {both - forward:.2f} s (first call included)")
     print(f"\nlargest error against dense fp64 attention, {SAMPLE} sampled rows and {SAMPLE} sampled keys of every head")
     for name, (got, want) in compare(q, k, v, grad, (out, lse, dq, dk, dv)).items():

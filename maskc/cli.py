@@ -16,7 +16,8 @@ from typing import NoReturn
 
 from maskc import __version__
 from maskc.diagnostics import Diagnostic, MaskcError, error
-from maskc.inputs import read_inputs
+from maskc.files import read_text, unwritable
+from maskc.inputs import bind_file
 from maskc.options import VARIABLES, Options
 
 Command = Callable[[argparse.Namespace], int]
@@ -125,7 +126,7 @@ def explain_command(a: argparse.Namespace) -> int:
     from maskc.targets import load
 
     compiled = load(a.target)
-    bound = compiled.bind(**read_inputs(a.inputs)) if a.inputs is not None else None
+    bound = bind_file(compiled, a.inputs) if a.inputs is not None else None
     explanation = explain(compiled, bound, (a.block_q, a.block_kv))
     print(json.dumps(explanation.as_json(), indent=2) if a.json else explanation.render())
     return OK
@@ -134,11 +135,10 @@ def explain_command(a: argparse.Namespace) -> int:
 def fmt_command(a: argparse.Namespace) -> int:
     """`maskc fmt`: rewrite files in the one layout; with --check only say which would change."""
     from maskc.frontend.fmt import format_text
-    from maskc.sources import read_source, write_source
 
     changed = 0
     for path in a.files:
-        text = read_source(path)
+        text = read_text(path)
         formatted = format_text(text, str(path))
         if formatted == text:
             continue
@@ -146,10 +146,17 @@ def fmt_command(a: argparse.Namespace) -> int:
         if a.check:
             print(f"would reformat {path}")
         else:
-            write_source(path, formatted)
+            _rewrite(path, formatted)
             print(f"reformatted {path}")
     print(f"{changed} of {len(a.files)} files {'would change' if a.check else 'changed'}", file=sys.stderr)
     return WRONG_MASK if a.check and changed else OK
+
+
+def _rewrite(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise unwritable(path, e) from None
 
 
 def plan_command(a: argparse.Namespace) -> int:
@@ -157,7 +164,7 @@ def plan_command(a: argparse.Namespace) -> int:
     from maskc.runtime.plan import plan_report
     from maskc.targets import load
 
-    bound = load(a.target).bind(**read_inputs(a.inputs))
+    bound = bind_file(load(a.target), a.inputs)
     print(plan_report(bound, world_size=a.world, nodes=a.nodes))
     return OK
 

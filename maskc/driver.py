@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from maskc import __version__
-from maskc.diagnostics import Diagnostic, MaskcError, error
-from maskc.inputs import read_inputs
+from maskc.diagnostics import Diagnostic, error
+from maskc.files import unwritable
+from maskc.inputs import bind_file
 from maskc.options import Options
 from maskc.targets import choose, compile_fn, split_target
 
@@ -92,7 +93,7 @@ class Job:
     def bound(self) -> BoundMask:
         if self.request.inputs is None:
             raise error("M544", "this stage is made of data", None, "give them: --inputs FILE.json")
-        return self.compiled.bind(**read_inputs(self.request.inputs))
+        return bind_file(self.compiled, self.request.inputs)
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -270,7 +271,7 @@ def write_outputs(folder: Path, stem: str, suffix: str, outputs: list[Output]) -
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
             written.append(path)
     except OSError as e:
-        raise _unwritable(folder, e) from None
+        raise unwritable(folder, e) from None
     return written
 
 
@@ -290,9 +291,5 @@ def build(job: Job, folder: Path | None) -> str:
         try:
             lines.append(str(write_bundle(folder, job.fn, job.compiled.program, built, __version__)))
         except OSError as e:
-            raise _unwritable(folder, e) from None
+            raise unwritable(folder, e) from None
     return "\n".join(lines) + "\n"
-
-
-def _unwritable(folder: Path, e: OSError) -> MaskcError:
-    return error("M541", f"cannot write {e.filename or folder}: {(e.strerror or str(e)).lower()}")

@@ -88,15 +88,13 @@ class Explanation:
 def explain(compiled: CompiledMask, bound: BoundMask | None = None, block: tuple[int, int] = (128, 128)) -> Explanation:
     """Explain a compiled mask and, if given, the data bound to it."""
     fn, program = compiled.fn, compiled.program
+    data = data_facts(bound, block) if bound is not None else None
     if program is None:
-        rows = ("not known in advance: this mask is neither proved nor refuted, so each batch decides when it is bound",)
-        return Explanation(fn.name, _text(fn), "undecided", rows, (), (), bound and data_facts(bound, block))
-    words = Prose(fn)
-    rows = (*words.cases(program.tree), *(f"only where the block table `{t}` keeps the block" for t in fn.tables))
+        rows = ["not known in advance: this mask is neither proved nor refuted, so each batch decides when it is bound"]
+        return Explanation(fn.name, _text(fn), "undecided", tuple(rows), (), (), data)
+    rows = Prose(fn).cases(program.tree) + [f"only where the block table `{t}` keeps the block" for t in fn.tables]
     properties = tuple(_property(c) for c in _properties(compiled))
-    return Explanation(
-        fn.name, _text(fn), "proved", rows, tuple(vector_notes(program)), properties, bound and data_facts(bound, block)
-    )
+    return Explanation(fn.name, _text(fn), "proved", tuple(rows), tuple(vector_notes(program)), properties, data)
 
 
 def vector_notes(program: IntervalProgram) -> Iterator[tuple[str, str]]:

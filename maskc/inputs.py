@@ -9,10 +9,16 @@ input is a number, a truth value or a list. A batch is a list of such objects, o
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from maskc.diagnostics import Diagnostic, MaskcError, SourceFile, Span, error
+from maskc.files import read_text
+
+if TYPE_CHECKING:
+    from maskc.binding.bound import BoundMask
+    from maskc.compiled import CompiledMask
 
 JSON_HELP = 'the form is {"nq": 16, "nk": 16, "inputs": {"doc": {"segments": {"lengths": [7, 5, 4]}}, "prefix": [3, 0, 2]}}'
 CONSTRUCTORS = ("segments", "spans")
@@ -20,21 +26,35 @@ CONSTRUCTORS = ("segments", "spans")
 JsonObject = dict[str, object]
 
 
-def read_inputs(path: str | Path) -> JsonObject:
-    """Keywords for `bind`: nq and nk where the file gives them, batch for a list, and every input.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The arguments of `bind` that a file gives; `values` are the mask's inputs by name."""
 
-    Raises M541 for a file that cannot be read and M542 for one that is not such JSON, with its line and column.
-    """
+    nq: int | None
+    nk: int | None
+    batch: int | None
+    values: JsonObject
+
+
+def bind_file(mask: CompiledMask, path: str | Path) -> BoundMask:
+    """`mask.bind` with what the file gives. Raises M541, M542 and what `bind` raises."""
+    from maskc.binding.bind import bind
+
+    given = read_inputs(path)
+    return bind(mask, nq=given.nq, nk=given.nk, batch=given.batch, validate=True, inputs=given.values)
+
+
+def read_inputs(path: str | Path) -> Inputs:
+    """Raises M541 for a file that cannot be read and M542 for one that is not such JSON, with its line and column."""
     items = _items(path)
     names = list(_inputs(items[0], path))
     for number, item in enumerate(items):
-        if list(_inputs(item, path)) != names:
+        if sorted(_inputs(item, path)) != sorted(names):
             raise _bad(path, f"item {number} of the batch gives {_listed(_inputs(item, path))}, item 0 gives {_listed(names)}")
-    sizes = {size: _common(size, items, path) for size in ("nq", "nk") if size in items[0]}
     columns = {name: [_value(name, _inputs(item, path)[name], path) for item in items] for name in names}
-    if len(items) == 1:
-        return {**sizes, **{name: values[0] for name, values in columns.items()}}
-    return {**sizes, "batch": len(items), **columns}
+    batch = len(items) if len(items) > 1 else None
+    values: JsonObject = {name: column if batch else column[0] for name, column in columns.items()}
+    return Inputs(_size("nq", items, path), _size("nk", items, path), batch, values)
 
 
 def _items(path: str | Path) -> list[JsonObject]:
@@ -51,14 +71,7 @@ def _items(path: str | Path) -> list[JsonObject]:
 
 
 def _load(path: str | Path) -> object:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except IsADirectoryError:
-        raise error("M541", f"{path} is a directory, not a JSON file of inputs") from None
-    except OSError as e:
-        raise error("M541", f"cannot read {path}: {(e.strerror or str(e)).lower()}") from None
-    except UnicodeDecodeError as e:
-        raise error("M541", f"{path} is not UTF-8 text (byte {e.start})", None, JSON_HELP) from None
+    text = read_text(path)
     try:
         return json.loads(text)
     except json.JSONDecodeError as e:
@@ -73,12 +86,12 @@ def _inputs(item: JsonObject, path: str | Path) -> JsonObject:
     return inputs
 
 
-def _common(size: str, items: list[JsonObject], path: str | Path) -> int:
-    values = {json.dumps(item.get(size)) for item in items}
-    value = items[0][size]
-    if len(values) > 1:
-        raise _bad(path, f"all items of a batch have one {size}, found {', '.join(sorted(values))}")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+def _size(size: str, items: list[JsonObject], path: str | Path) -> int | None:
+    value = items[0].get(size)
+    if any(item.get(size) != value for item in items):
+        found = ", ".join(json.dumps(item.get(size)) for item in items)
+        raise _bad(path, f"all items of a batch have one {size}, found {found}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise _bad(path, f"{size} = {json.dumps(value)[:40]} is not a size")
     return value
 

@@ -17,6 +17,7 @@ from maskc.ir.verdict import CheckResult, Counterexample, Proven, Refuted, Unkno
 if TYPE_CHECKING:
     from maskc.compiled import CompiledMask
     from maskc.frontend import TypedFile
+    from maskc.ir.intervals import IntervalProgram
     from maskc.ir.nodes import Check, MaskFn
 
 STD = "std:"
@@ -90,11 +91,11 @@ def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = ()) -> CompiledMask:
     from maskc.ir.symbolic import prove, run_checks
 
     verdict = prove(fn)
+    program: IntervalProgram | None = None
     match verdict:
-        case Proven(program=program):
-            pass
+        case Proven():
+            program = verdict.program
         case Unknown(reason):
-            program = None
             warnings = (*warnings, _undecided(fn, reason))
         case Refuted(counterexample):
             raise MaskcError(_refused(fn, counterexample))
