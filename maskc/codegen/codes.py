@@ -53,4 +53,18 @@ stride below 2^40 bytes. The error names the rule that is broken and the tensor.
 folder has no manifest, was made by another version of maskc, or one of its files was changed, cut or left out. Compile the
 mask again, or copy the whole folder.
 """,
+    "M609": """Arithmetic beyond 64 bits
+
+Inputs are 32-bit integers, and the vectors are computed exactly in 64 bits. A product of three inputs may need more, so
+such a mask is refused before a kernel is written:
+
+    input a : int    input b : int    input c : int
+    mask m = a * b * c <= q          # M609; a constant in place of one of them is fine
+""",
+    "M610": """A mask without a preparation kernel
+
+The preparation kernel evaluates the proved formulas of a mask. A mask that could neither be proved nor refuted (W301) has
+none: its vectors are folded from the data when they are bound, by torch operations on their device. `maskc.run` does so by
+itself; `maskc compile --kernel fwd,bwd` still builds the attention kernels.
+""",
 }

@@ -8,9 +8,13 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
+from maskc.codegen.cache import Entry, content_key, load, store
 from maskc.diagnostics import error
+from maskc.options import Options
 
 # "/*0010*/   @!P0 HGMMA.64x128x16.F32.BF16 R24, ...": address, optional predicate, opcode with its modifiers
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[\w.]+)?)", re.MULTILINE)
@@ -44,3 +48,17 @@ def disassemble(image: bytes, *, registers: bool = False) -> str:
 def opcodes(sass: str) -> Counter[str]:
     """How often each opcode stands in a SASS text, by its first word: HGMMA, UTMALDG, LDL, STL, ..."""
     return Counter(m[1].partition(".")[0] for m in _INSTRUCTION.finditer(sass))
+
+
+def count(image: bytes, names: Sequence[str], cache_dir: Path | None = None) -> dict[str, int] | None:
+    """How often each of the opcodes `names` stands in a cubin, through the cache; None without nvdisasm."""
+    folder = cache_dir if cache_dir is not None else Options.from_env().cache_dir
+    key = content_key("opcodes", sorted(names), image)
+    entry = load(folder, key)
+    if entry is None:
+        if find_nvdisasm() is None:
+            return None
+        found = opcodes(disassemble(image))
+        entry = Entry({name: found[name] for name in names}, {})
+        store(folder, key, entry)
+    return {name: cast(int, entry.meta[name]) for name in names}

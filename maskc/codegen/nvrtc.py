@@ -42,12 +42,13 @@ class Resources:
 class Cubin:
     """A compiled translation unit.
 
-    image: the ELF file. key: sha256 of everything the compiler saw. notes: ptxas remarks such as
-    "(C7510) Potential Performance Loss: wgmma.mma_async ...", each with its kernel where the log names it.
+    image: the ELF file. source_key: sha256 of what was compiled (sources, options, architecture). key: of that and of
+    the compiler's build. notes: ptxas remarks such as "(C7510) Potential Performance Loss: wgmma.mma_async ...".
     """
 
     name: str
     image: bytes
+    source_key: str
     key: str
     arch: str
     nvrtc: str
@@ -87,15 +88,27 @@ def compile_cubin(
     defines: Sequence[str] = (),
     cache_dir: Path | None = None,
 ) -> Cubin:
-    """Compile to a cubin, or take it from the cache. `defines` are NAME or NAME=VALUE.
+    """Compile to a cubin, or take the one that was installed or cached. `defines` are NAME or NAME=VALUE.
 
     Raises M601 without NVRTC and M602, with the compiler's log, where the source does not compile.
     """
     flags = (*options, *(f"-D{d}" for d in defines))
-    entry, key = _cached(source, arch, flags, "cubin", cache_dir)
-    log = str(entry.meta["log"])
+    source_key = _source_key("cubin", arch, flags, source)
+    if source_key in _installed:
+        return _installed[source_key]
+    entry, key = _cached(source, source_key, arch, flags, "cubin", cache_dir)
+    return make_cubin(source.name, entry.blobs["cubin"], source_key, key, arch, str(entry.meta["nvrtc"]), str(entry.meta["log"]))
+
+
+def make_cubin(name: str, image: bytes, source_key: str, key: str, arch: str, nvrtc: str, log: str) -> Cubin:
+    """A `Cubin` from its image and its compile log."""
     kernels, notes = parse_log(log)
-    return Cubin(source.name, entry.blobs["cubin"], key, arch, str(entry.meta["nvrtc"]), log, kernels, notes)
+    return Cubin(name, image, source_key, key, arch, nvrtc, log, kernels, notes)
+
+
+def install(cubin: Cubin) -> None:
+    """Let `compile_cubin` of the same source return this one, in this process, without NVRTC and whatever built it."""
+    _installed[cubin.source_key] = cubin
 
 
 def compile_ptx(
@@ -108,7 +121,7 @@ def compile_ptx(
 ) -> str:
     """PTX text, to read: maskc runs cubins only, for a driver older than NVRTC refuses its PTX. Errors as above."""
     flags = tuple(o for o in (*options, *(f"-D{d}" for d in defines)) if not o.startswith("-Xptxas"))
-    entry, _ = _cached(source, arch, flags, "ptx", cache_dir)
+    entry, _ = _cached(source, _source_key("ptx", arch, flags, source), arch, flags, "ptx", cache_dir)
     return entry.blobs["ptx"].rstrip(b"\0").decode()
 
 
@@ -136,13 +149,20 @@ def missing() -> MaskcError | None:
     return None
 
 
+_installed: dict[str, Cubin] = {}
 _memo: dict[tuple[str, str], store.Entry] = {}
 
 
-def _cached(source: CudaSource, arch: str, flags: tuple[str, ...], kind: str, cache_dir: Path | None) -> tuple[store.Entry, str]:
-    build = version()
+def _source_key(kind: str, arch: str, flags: tuple[str, ...], source: CudaSource) -> str:
     headers = [item for header in source.headers for item in header]
-    key = store.content_key(kind, arch, build, sorted(flags), source.text, headers)
+    return store.content_key(kind, arch, sorted(flags), source.text, headers)
+
+
+def _cached(
+    source: CudaSource, source_key: str, arch: str, flags: tuple[str, ...], kind: str, cache_dir: Path | None
+) -> tuple[store.Entry, str]:
+    build = version()
+    key = store.content_key(source_key, build)
     folder = cache_dir if cache_dir is not None else Options.from_env().cache_dir
     entry = _memo.get((str(folder), key)) or store.load(folder, key)
     if entry is None:

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import jinja2
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)".*', re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*){2,}\n")
 
 
@@ -25,6 +25,10 @@ class CudaSource:
     name: str
     text: str
     headers: tuple[tuple[str, str], ...] = ()
+
+    def flat(self) -> str:
+        """The same unit as one text that any CUDA compiler takes: each header stands where it is first included."""
+        return _flatten(self.text, dict(self.headers))
 
 
 def render(template: str, /, **context: object) -> CudaSource:
@@ -41,7 +45,7 @@ def render(template: str, /, **context: object) -> CudaSource:
 
 def render_text(template: str, /, **context: object) -> str:
     """One rendered template, without its headers."""
-    return _BLANK_LINES.sub("\n\n", _environment().get_template(template).render(**context))
+    return _BLANK_LINES.sub("\n\n", _environment().get_template(template).render(**context)).lstrip("\n")
 
 
 def _collect(text: str, context: dict[str, object], headers: dict[str, str]) -> None:
@@ -51,6 +55,20 @@ def _collect(text: str, context: dict[str, object], headers: dict[str, str]) -> 
         plain = _read(name)
         headers[name] = plain if plain is not None else render_text(name + ".j2", **context)
         _collect(headers[name], context, headers)
+
+
+def _flatten(text: str, headers: dict[str, str]) -> str:
+    """`text` with its includes replaced; takes from `headers` what it has used."""
+
+    def put_in(match: re.Match[str]) -> str:
+        header = headers.pop(match[1], None)
+        return (
+            ""
+            if header is None
+            else f"// ---- {match[1]}\n{_flatten(header.replace('#pragma once', ''), headers).strip()}\n// ----"
+        )
+
+    return _INCLUDE.sub(put_in, text)
 
 
 def _read(name: str) -> str | None:

@@ -58,7 +58,7 @@ def load_kernel(image: bytes, name: str) -> Kernel:
         return kernel
     with _loading:
         if image not in _libraries:
-            _primary_context(torch.cuda.current_device())
+            _initialise()
             _libraries[image] = _call(_driver().cuLibraryLoadData, image, [], [], 0, [], [], 0)
         handle = _call(_driver().cuLibraryGetKernel, _libraries[image], name.encode())
         return _kernels.setdefault((image, name), Kernel(name, handle, _driver().CUfunction(int(handle)), {}))
@@ -256,9 +256,14 @@ def _on(device: int) -> Iterator[None]:
 
 @cache
 def _primary_context(device: int) -> Any:
+    _initialise()
     driver = _driver()
-    _call(driver.cuInit, 0)
     return _call(driver.cuDevicePrimaryCtxRetain, _call(driver.cuDeviceGet, device))
+
+
+@cache
+def _initialise() -> None:
+    _call(_driver().cuInit, 0)
 
 
 @cache

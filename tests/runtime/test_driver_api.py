@@ -1,0 +1,150 @@
+"""Driver calls, against a libcuda that writes down what it was asked (tests/runtime/stub_driver.cpp)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from maskc.diagnostics import MaskcError
+from maskc.runtime import driver_api
+
+STUB = Path(__file__).with_name("stub_driver.cpp")
+
+PRELUDE = """
+import ctypes, torch
+from maskc.diagnostics import MaskcError
+from maskc.runtime import driver_api as d
+
+class Body(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "abcd"]
+
+IMAGE = b"\\x7fELF" + bytes(100)
+MAP = d.tensor_map(4096, torch.bfloat16, (128, 100, 4, 1), (1, 512, 128, 7), (64, 128, 1, 1))
+device = torch.device("cuda", 1)
+"""
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("NO C++ COMPILER: launches are not checked here")
+    folder = tmp_path_factory.mktemp("stub")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", folder / "libcuda.so.1", STUB, "-ldl"], check=True)
+    return folder
+
+
+def calls(stub_library: Path, tmp_path: Path, code: str) -> list[str]:
+    """What the stub was asked while a process of its own ran `code`, and what that printed."""
+    log = tmp_path / "calls"
+    log.touch()
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(stub_library), "STUB_DRIVER_LOG": str(log)}
+    done = subprocess.run([sys.executable, "-c", PRELUDE + code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [*log.read_text().splitlines(), *done.stdout.splitlines()]
+
+
+def test_a_launch_passes_geometry_arguments_and_context(stub_library: Path, tmp_path: Path) -> None:
+    got = calls(
+        stub_library,
+        tmp_path,
+        """
+kernel = d.load_kernel(IMAGE, "k")
+assert d.load_kernel(bytes(IMAGE), "k") is kernel
+arguments = d.Arguments([MAP], Body(1, 2, 3, 4))
+for size in (1000, 100_000, 90_000):
+    arguments.body.a = size
+    d.launch(kernel, (3, 2, 1), 384, arguments, device=device, shared=size, stream=5)
+""",
+    )
+    launch = "launch grid 3 2 1 block 384 1 1 shared {0} stream 5 aligned 1 map 42 body {0} 2 3 4"
+    assert [line for line in got if not line.startswith("map")] == [
+        "load",
+        *("push 101", launch.format(1000), "pop"),
+        *("push 101", "allow 100000 on 1", launch.format(100_000), "pop"),
+        *("push 101", launch.format(90_000), "pop"),
+    ]
+
+
+def test_launch_attributes(stub_library: Path, tmp_path: Path) -> None:
+    got = calls(
+        stub_library,
+        tmp_path,
+        """
+kernel = d.load_kernel(IMAGE, "k")
+arguments = d.Arguments([MAP], Body(1, 2, 3, 4))
+d.launch(kernel, (4, 1, 1), 128, arguments, device=device, stream=0, cluster=(2, 1, 1), overlap_previous=True)
+""",
+    )
+    assert got[3:-1] == [
+        "launch-ex grid 4 1 1 block 128 1 1 shared 0 stream 0 aligned 1 map 42 body 1 2 3 4",
+        "attribute 4: 2 1 1",  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        "attribute 6: 1 0 0",  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    ]
+
+
+def test_a_tensor_map_counts_in_bytes_and_ignores_strides_of_size_one(stub_library: Path, tmp_path: Path) -> None:
+    got = calls(
+        stub_library,
+        tmp_path,
+        "again = d.tensor_map(4096, torch.bfloat16, (128, 100, 4, 1), (1, 512, 128, 7), (64, 128, 1, 1)); assert again is MAP",
+    )
+    assert got == ["map aligned 1 type 9 at 4096 swizzle 3 | 128 0 64 1 | 100 1024 128 1 | 4 256 1 1 | 1 16 1 1"]
+
+
+def test_stream_values(stub_library: Path, tmp_path: Path) -> None:
+    got = calls(stub_library, tmp_path, "d.write_value(64, 7, 5); d.wait_value(64, 7, 5); print(d.driver_version())")
+    assert got[1:] == ["write 7 at 64", "wait 7 at 64 flags 0", "(13, 0)"]
+
+
+def test_driver_errors_have_codes(stub_library: Path, tmp_path: Path) -> None:
+    got = calls(
+        stub_library,
+        tmp_path,
+        """
+for attempt in (
+    lambda: d.load_kernel(b"not a cubin", "k"),
+    lambda: d.launch(d.load_kernel(IMAGE, "k"), (0, 1, 1), 1, d.Arguments([MAP], Body()), device=device, stream=0),
+):
+    try:
+        attempt()
+    except MaskcError as e:
+        print(e.code, e)
+""",
+    )
+    assert any(line.startswith("M606") and "CUDA_ERROR_INVALID_IMAGE" in line for line in got)
+    assert any(line.startswith("M605") and "cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE" in line for line in got)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"pointer": 4104}, "the address is a multiple of 16 bytes"),
+        ({"strides": (2, 512)}, "the innermost stride is 1"),
+        ({"strides": (1, 100)}, "strides are positive multiples of 16 bytes"),
+        ({"strides": (1, 1 << 40)}, "below 2^40"),
+        ({"sizes": (128, 0)}, "sizes are between 1 and 2^32"),
+        ({"box": (64, 257)}, "between 1 and 256 elements"),
+        ({"box": (128, 64)}, "fits the swizzle"),
+    ],
+)
+def test_what_the_copy_engine_cannot_address_is_refused(change: dict[str, object], rule: str) -> None:
+    wanted = {"pointer": 4096, "dtype": torch.bfloat16, "sizes": (128, 100), "strides": (1, 512), "box": (64, 128)}
+    with pytest.raises(MaskcError) as caught:
+        driver_api.tensor_map(**(wanted | change))
+    assert caught.value.code == "M607"
+    assert rule in str(caught.value)
+
+
+@pytest.mark.skipif(driver_api.driver_version() is not None, reason="this machine has a driver")
+def test_without_a_driver_one_error_says_what_to_install() -> None:
+    with pytest.raises(MaskcError) as caught:
+        driver_api.load_kernel(b"\x7fELF", "k")
+    assert caught.value.code == "M604"
+    assert 'pip install "maskc[cuda]"' in str(caught.value)
