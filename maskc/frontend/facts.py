@@ -1,0 +1,79 @@
+"""Facts about inputs (`where`, `assume`): which are legal, what they say about scalars and about the two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from maskc.diagnostics import Diagnostic, Span
+from maskc.frontend import build
+from maskc.frontend.session import Session
+from maskc.ir import nodes as ir
+
+
+def check_elementwise(fact: ir.Pred, span: Span, session: Session) -> bool:
+    """Facts are checked when data are bound, element by element in O(n)."""
+    found = build.sides(fact)
+    if {"q", "k"} <= found:
+        text = "a fact may not relate rows with keys: it is checked element by element"
+        session.report(Diagnostic("M121", text, span, "state it about `q` alone or about `k` alone"))
+        return False
+    if "item" in found and found & {"q", "k", "h"}:
+        text = "a fact is either about whole segments or about tokens, not about both"
+        session.report(Diagnostic("M121", text, span, "leave out the index, as in `0 <= prefix <= doc.len`"))
+        return False
+    return True
+
+
+def _atoms(facts: Iterable[ir.Pred]) -> Iterator[ir.Compare]:
+    """The comparisons that hold whenever all facts hold."""
+    for fact in facts:
+        if isinstance(fact, ir.And):
+            yield from _atoms(fact.terms)
+        elif isinstance(fact, ir.Compare):
+            yield fact
+
+
+def at_least_one(facts: Iterable[ir.Pred]) -> frozenset[str]:
+    """The scalar inputs that the facts bound below by 1 or more."""
+    found: set[str] = set()
+    for c in _atoms(facts):
+        match c.op, c.a, c.b:
+            case (">=" | "==", ir.Scalar(name), ir.Const(low)) | ("<=" | "==", ir.Const(low), ir.Scalar(name)) if low >= 1:
+                found.add(name)
+            case (">", ir.Scalar(name), ir.Const(low)) | ("<", ir.Const(low), ir.Scalar(name)) if low >= 0:
+                found.add(name)
+            case _:
+                pass
+    return frozenset(found)
+
+
+def two_sided(inputs: Iterable[ir.InputDecl], facts: Iterable[ir.Pred]) -> bool:
+    """Whether a file speaks of rows and keys as different sequences.
+
+    It does if it declares inputs `per row` and inputs `per key`, or states a fact that relates nq and nk other than
+    their equality.
+    """
+    if {"row", "key"} <= {d.per for d in inputs}:
+        return True
+    both = {"nq", "nk"}
+    relations = [f for f in facts if both <= {n.name for n in build.walk(f) if isinstance(n, ir.Size)}]
+    equal = [
+        f
+        for f in relations
+        if isinstance(f, ir.Compare) and f.op == "==" and isinstance(f.a, ir.Size) and isinstance(f.b, ir.Size)
+    ]
+    return len(relations) > len(equal)
+
+
+def inputs_of(node: build.Node) -> frozenset[str]:
+    """The inputs that a predicate reads."""
+    found: set[str] = set()
+    for n in build.walk(node):
+        match n:
+            case ir.Scalar(name) | ir.Field(name, _) | ir.BoolField(name, _):
+                found.add(name)
+            case ir.SegAttr() | ir.Same() | ir.InSet() | ir.InEdge() | ir.Item():
+                found.add(n.of)
+            case _:
+                pass
+    return frozenset(found)
