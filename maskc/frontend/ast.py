@@ -228,7 +228,7 @@ def names(e: Expr) -> Iterator[Name]:
                 stack += reversed(children(other))
 
 
-def dump(module: Module) -> str:
+def print_module(module: Module) -> str:
     """The text form: one parenthesised line per declaration, prefix operators, no positions."""
     return "".join(f"{_decl(d)}\n" for d in module.decls)
 

@@ -70,6 +70,15 @@ def parse_file(path: str | Path) -> TypedFile:
     return _Loader().typed(SourceFile(text_path, _read(text_path, Path(), None)), _key(text_path, Path()))
 
 
+def parse_module(path: str | Path) -> ast.Module:
+    """The syntax tree of a file or `std:NAME`, names unresolved; raises MaskcError with every syntax error."""
+    source = SourceFile(str(path), _read(str(path), Path(), None))
+    parsed = parse(source)
+    if parsed.errors:
+        raise MaskcError(parsed.errors)
+    return parsed.module
+
+
 def parse_text(text: str, name: str = "<text>") -> TypedFile:
     """As parse_file, for a text; `use` paths are relative to the current folder."""
     return _Loader().typed(SourceFile(name, text), None)

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, cast
 
-from maskc.diagnostics import Diagnostic, MaskcError, SourceFile, Span
+from maskc.diagnostics import Diagnostic, SourceFile, Span
 from maskc.frontend import ast, slips
 from maskc.frontend.words import CHECKS, DECLARATIONS, EDGES, did_you_mean, quoted
 
@@ -46,16 +46,8 @@ def lark_parser() -> Lark:
     )
 
 
-def parse_module(source: SourceFile) -> ast.Module:
-    """The syntax tree of a file; raises MaskcError with all of its syntax errors."""
-    parsed = parse(source)
-    if parsed.errors:
-        raise MaskcError(parsed.errors)
-    return parsed.module
-
-
 def parse(source: SourceFile) -> Parsed:
-    """As parse_module, but returns the errors beside what could be read."""
+    """The syntax tree of a file, with the errors beside what could be read."""
     from lark import TextSlice
     from lark.exceptions import UnexpectedInput
 
