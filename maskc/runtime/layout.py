@@ -6,6 +6,7 @@ a rank may own nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -91,42 +92,32 @@ def even_bounds(length: int, chunk: int) -> tuple[int, ...]:
     return (*range(0, length, chunk), length) if length else (0,)
 
 
-def contiguous(length: int, world: int) -> Layout:
-    """One chunk of ceil(length / world) per rank, the last one short; ranks beyond the end own nothing."""
-    bounds = even_bounds(length, max(1, -(-length // world)))
-    return Layout(world, bounds, tuple(range(len(bounds) - 1)))
+def contiguous(length: int, world: int, granule: int | None = None) -> Layout:
+    """ceil(length / world) rows per rank, the last rank short; ranks beyond the end own nothing.
+
+    `granule` cuts a rank's block into chunks of that size, so that less than a block can travel.
+    """
+    size = max(1, -(-length // world))
+    return _pieces([(start, i) for i, start in enumerate(range(0, length, size))], length, world, granule)
 
 
-def contiguous_chunks(length: int, world: int, chunk: int) -> Layout:
-    """Chunks of a given size in contiguous blocks, block lengths within one chunk of each other."""
-    bounds = even_bounds(length, chunk)
-    n = len(bounds) - 1
-    return Layout(world, bounds, tuple(min(i * world // n, world - 1) for i in range(n)))
+def zigzag(length: int, world: int, granule: int | None = None) -> Layout:
+    """Rank r owns pieces r and 2 * world - 1 - r of 2 * world equal pieces."""
+    size = max(1, -(-length // (2 * world)))
+    return _pieces([(start, _fold(i, world)) for i, start in enumerate(range(0, length, size))], length, world, granule)
 
 
-def zigzag(length: int, world: int, chunk: int | None = None) -> Layout:
-    """Rank r owns pieces r and 2 * world - 1 - r of 2 * world equal pieces; a smaller `chunk` repeats the pattern."""
-    bounds = even_bounds(length, chunk or max(1, -(-length // (2 * world))))
-    return Layout(world, bounds, tuple(_fold(i, world) for i in range(len(bounds) - 1)))
-
-
-def zigzag_documents(documents: tuple[Range, ...], length: int, world: int) -> Layout:
-    """Zigzag inside every document (and inside what no document covers); neighbouring pieces of one rank are joined."""
+def zigzag_documents(documents: Sequence[Range], length: int, world: int, granule: int | None = None) -> Layout:
+    """Zigzag inside every document and inside what no document covers; neighbouring pieces of one rank are joined."""
     pieces: list[tuple[int, int]] = []
-    for start, stop in _tiles(documents, length):
+    for start, stop in tiling(documents, length):
         step = max(1, -(-(stop - start) // (2 * world)))
         pieces += [(edge, _fold(i, world)) for i, edge in enumerate(range(start, stop, step))]
-    kept = [p for i, p in enumerate(pieces) if i == 0 or pieces[i - 1][1] != p[1]]
-    return Layout(world, (*(edge for edge, _ in kept), length) if kept else (0,), tuple(rank for _, rank in kept))
+    return _pieces([p for i, p in enumerate(pieces) if i == 0 or pieces[i - 1][1] != p[1]], length, world, granule)
 
 
-def _fold(piece: int, world: int) -> int:
-    at = piece % (2 * world)
-    return at if at < world else 2 * world - 1 - at
-
-
-def _tiles(documents: tuple[Range, ...], length: int) -> list[Range]:
-    """Documents and the gaps between them, empty ones left out."""
+def tiling(documents: Sequence[Range], length: int) -> list[Range]:
+    """Documents and the gaps between and after them, empty ones left out: they tile [0, length)."""
     out: list[Range] = []
     edge = 0
     for start, stop in sorted(documents):
@@ -138,3 +129,19 @@ def _tiles(documents: tuple[Range, ...], length: int) -> list[Range]:
     if edge < length:
         out.append((edge, length))
     return out
+
+
+def _pieces(pieces: list[tuple[int, int]], length: int, world: int, granule: int | None) -> Layout:
+    """A layout from (start, rank) pieces, each cut into chunks of at most `granule` rows."""
+    stops = [start for start, _ in pieces[1:]] + [length]
+    cut = [
+        (edge, rank)
+        for (start, rank), stop in zip(pieces, stops, strict=False)
+        for edge in range(start, stop, granule or stop - start)
+    ]
+    return Layout(world, (*(edge for edge, _ in cut), length) if cut else (0,), tuple(rank for _, rank in cut))
+
+
+def _fold(piece: int, world: int) -> int:
+    at = piece % (2 * world)
+    return at if at < world else 2 * world - 1 - at

@@ -1,0 +1,457 @@
+"""The context-parallel plan: which rank holds which rows, and what has to travel. Made without any communication.
+
+A plan is plain frozen data: it pickles, hashes, is equal on all ranks that made it from equal inputs, and knows nothing
+of process groups. It can be made one step ahead in a data-loader worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from maskc.boundary import BoundaryVectors
+from maskc.diagnostics import error
+from maskc.runtime import layout as layouts
+from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance
+from maskc.runtime.layout import Layout, Range
+from maskc.runtime.machine import DEFAULT_MACHINE, Machine
+from maskc.runtime.node_balance import Traffic, balance_nodes
+from maskc.runtime.plan_data import DataContract
+from maskc.runtime.schedule import Schedule, make_schedule
+from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from maskc.binding.bound import BoundMask
+
+Order: TypeAlias = Literal["contiguous", "zigzag", "zigzag-document", "balanced"]
+Spec: TypeAlias = "BoundMask | BoundaryVectors"
+CHUNKS_PER_RANK = 8
+CHUNK_LIMIT = 4096
+NODE_EPSILON = 0.02
+"""Load band of the swaps between nodes when `epsilon` is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPart:
+    """What the plan keeps of one mask.
+
+    digest: of its vectors. weight: layers that use it. need[i]: bit j says that row chunk i sees key chunk j.
+    workloads: per row chunk, in tile costs, summed over batch items and heads.
+    """
+
+    name: str
+    digest: str
+    weight: int
+    need: tuple[int, ...]
+    workloads: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=True)
+class AttentionPlan(DataContract):
+    """Chunks, owners, workloads, bounds and transfers of one batch; see the module and `DataContract` for its methods.
+
+    rows, keys: layouts of the query rows and of the key columns (the same object's data where nq == nk).
+    parts: the masks of the model. documents: per batch item (one entry where all agree), what tiles the rows, or None.
+    workloads, lower_bound, proven_bound: joint over the masks by weight, in tile costs; `optimal` is the certificate.
+    prune, hierarchical, overlap: independent switches of how K, V and their gradients travel.
+    """
+
+    world: int
+    nodes: int
+    order: str
+    method: str
+    rows: Layout
+    keys: Layout
+    parts: tuple[MaskPart, ...]
+    documents: tuple[tuple[Range, ...], ...] | None
+    workloads: tuple[int, ...]
+    lower_bound: int
+    proven_bound: int
+    costs: TileCosts
+    tile: tuple[int, int]
+    epsilon_ppm: int
+    heads: int | None
+    heads_kv: int | None
+    head_dim: int | None
+    prune: bool
+    hierarchical: bool
+    overlap: bool
+    version: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digest of every field: equal exactly for equal plans."""
+        return _hash(repr([(f.name, getattr(self, f.name)) for f in fields(self)]))
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return (
+            f"AttentionPlan({self.rows.length} rows, {self.rows.chunk_count} chunks, {self.world} ranks, {self.order}, "
+            f"imbalance {self.imbalance:.4f}, digest {self.digest[:12]})"
+        )
+
+    @property
+    def node_size(self) -> int:
+        """Ranks per node."""
+        return self.world // self.nodes
+
+    @property
+    def makespan(self) -> int:
+        return max(self.workloads)
+
+    @property
+    def imbalance(self) -> float:
+        """Makespan over mean workload."""
+        total = sum(self.workloads)
+        return self.makespan * self.world / total if total else 1.0
+
+    @property
+    def optimal(self) -> bool:
+        """No assignment of these chunks has a smaller makespan."""
+        return self.makespan == self.proven_bound
+
+    def part(self, spec: Spec | int = 0) -> int:
+        """Number of the mask in this plan.
+
+        Raises:
+            MaskcError: M706 when the plan was made for other data or another mask.
+        """
+        if isinstance(spec, int):
+            return spec
+        found = vectors_digest(vectors_of(spec, self.rows.length, self.keys.length))
+        for i, part in enumerate(self.parts):
+            if part.digest == found:
+                return i
+        held = ", ".join(f"{p.name} ({p.digest[:8]})" for p in self.parts)
+        raise error(
+            "M706",
+            f"the plan was made for {held}; this is `{spec_name(spec)}` with other data ({found[:8]})",
+            None,
+            "make a plan for every batch, from the same bound mask that runs",
+        )
+
+    def part_workloads(self, part: int = 0) -> tuple[int, ...]:
+        """Workload per rank under one mask alone."""
+        loads = [0] * self.world
+        for chunk, rank in enumerate(self.rows.owner):
+            loads[rank] += self.parts[part].workloads[chunk]
+        return tuple(loads)
+
+    def needed(self, rank: int, part: int = 0) -> frozenset[int]:
+        """Key chunks that some row of the rank can see."""
+        return _needed(self, part)[rank]
+
+    def schedule(self, strategy: str, part: int = 0) -> Schedule:
+        """Steps and moves of a strategy ("all-gather", "staged", "ring") for one mask."""
+        return _schedule(self, strategy, part)
+
+
+def plan(
+    specs: Spec | Sequence[Spec],
+    *,
+    world_size: int | None = None,
+    group: ProcessGroup | None = None,
+    weights: Sequence[int] | None = None,
+    heads: int | None = None,
+    heads_kv: int | None = None,
+    head_dim: int | None = None,
+    nodes: int = 1,
+    chunk: int | None = None,
+    order: Order = "balanced",
+    epsilon: float | None = None,
+    nq: int | None = None,
+    nk: int | None = None,
+    documents: str | None = None,
+    assign: Sequence[int] | None = None,
+    prune: bool = True,
+    hierarchical: bool | None = None,
+    overlap: bool = True,
+    costs: TileCosts | None = None,
+    effort: Effort = RUN_TIME,
+    machine: Machine = DEFAULT_MACHINE,
+) -> AttentionPlan:
+    """A plan for the masks of one batch: pure integers, no communication, equal on every rank.
+
+    Args:
+        specs: the bound mask, or all masks of the model; they share one assignment. weights: layers per mask.
+        world_size, group: number of ranks, or the group to count.
+        heads, heads_kv, head_dim: sizes of the model, for bytes and predicted times only.
+        nodes: the ranks stand in this many nodes of equal size, node by node.
+        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels best); by default about 8 chunks per rank.
+        order: how rows are dealt out. With "balanced", workloads are equal and, across nodes, traffic is small.
+        epsilon: load band of traffic-saving swaps, 0.02 = 2 %. By default only across nodes; given, also between ranks.
+        nq, nk: sizes, where the masks do not know them. documents: the segments input that `positions` goes by.
+        assign: the rank of every chunk, to fix the assignment by hand.
+        hierarchical: a chunk enters a node once (default: when nodes > 1). overlap: exchange during compute.
+
+    Raises:
+        MaskcError: M701, M702, M711 to M716; see `maskc explain`.
+    """
+    masks = tuple(specs) if isinstance(specs, (list, tuple)) else (specs,)
+    world = _world(world_size, group)
+    _check(world, nodes, order, masks, weights)
+    sizes = _sizes(masks, nq, nk)
+    vectors = tuple(vectors_of(m, *sizes) for m in masks)
+    tilings = _tilings(masks, sizes[0], documents)
+    rows, keys = _layouts(order, sizes, world, chunk, assign, tilings)
+    works = tuple(tile_work(v, rows, keys) for v in vectors)
+    costs = costs or TileCosts()
+    parts = _parts(masks, vectors, works, costs, weights)
+    draft = AttentionPlan(
+        world=world,
+        nodes=nodes,
+        order=order if assign is None else "given",
+        method="as given" if assign is not None else order,
+        rows=rows,
+        keys=keys,
+        parts=parts,
+        documents=tilings,
+        workloads=(0,) * world,
+        lower_bound=0,
+        proven_bound=0,
+        costs=costs,
+        tile=works[0].tile,
+        epsilon_ppm=round((NODE_EPSILON if epsilon is None else epsilon) * 1_000_000),
+        heads=heads,
+        heads_kv=heads_kv,
+        head_dim=head_dim,
+        prune=prune,
+        hierarchical=nodes > 1 if hierarchical is None else hierarchical,
+        overlap=overlap,
+        version=_version(),
+    )
+    if order == "balanced" and assign is None:
+        return _balanced(draft, works, effort, machine, epsilon is not None)
+    return _with(draft, _judge(draft, effort), draft.method)
+
+
+def _balanced(
+    draft: AttentionPlan, works: Sequence[TileWork], effort: Effort, machine: Machine, save_traffic: bool
+) -> AttentionPlan:
+    joint = _joint(draft)
+    if draft.nodes == 1 and not (save_traffic and draft.world > 1):
+        return _with(draft, balance(joint, draft.world, effort), "HCC-IPO")
+    nodes = draft.nodes if draft.nodes > 1 else draft.world
+    square = draft.rows.bounds == draft.keys.bounds
+    sizes = np.array([draft.keys.size_of(c) for c in range(draft.keys.chunk_count)], dtype=np.int64)
+    needs = tuple((p.weight, w.need) for p, w in zip(draft.parts, works, strict=True))
+    if not square:  # keys stay where they are, so swapping rows cannot be priced by chunk
+        return _with(draft, balance(joint, draft.world, effort), "HCC-IPO")
+    cost = machine.step_cost(draft.costs, draft.tile, draft.heads, draft.heads_kv, draft.head_dim, across=draft.nodes > 1)
+    found = balance_nodes(joint, Traffic(sizes, needs), nodes, draft.world // nodes, draft.epsilon_ppm, effort, cost)
+    return _with(draft, found.assignment, f"HCC-IPO, {found.method}")
+
+
+def _with(draft: AttentionPlan, a: Assignment, method: str) -> AttentionPlan:
+    rows = replace(draft.rows, owner=a.owner)
+    keys = replace(draft.keys, owner=a.owner) if draft.rows.bounds == draft.keys.bounds else draft.keys
+    return replace(
+        draft,
+        rows=rows,
+        keys=keys,
+        method=method,
+        workloads=a.workloads,
+        lower_bound=a.lower_bound,
+        proven_bound=a.proven_bound,
+    )
+
+
+def _judge(draft: AttentionPlan, effort: Effort) -> Assignment:
+    """The given owners, with the bounds that any assignment of these chunks obeys."""
+    joint = _joint(draft)
+    free = balance(joint, draft.world, effort)
+    loads = [0] * draft.world
+    for load, rank in zip(joint, draft.rows.owner, strict=True):
+        loads[rank] += load
+    bound = min(free.lower_bound, max(loads)), min(free.proven_bound, max(loads))  # more chunks a rank may do better
+    return Assignment(draft.rows.owner, tuple(loads), *bound)
+
+
+def _joint(draft: AttentionPlan) -> list[int]:
+    return [sum(p.weight * p.workloads[i] for p in draft.parts) for i in range(draft.rows.chunk_count)]
+
+
+# ---------------------------------------------------------------- parts of `plan`
+
+
+def _world(world_size: int | None, group: ProcessGroup | None) -> int:
+    if group is not None:
+        import torch.distributed as dist
+
+        count = dist.get_world_size(group)
+        if world_size not in (None, count):
+            raise error("M701", f"world_size is {world_size}, the group has {count} ranks")
+        return count
+    if world_size is None or world_size < 1:
+        raise error("M701", f"world_size is {world_size}; a plan needs the number of ranks, >= 1, or a group")
+    return world_size
+
+
+def _check(world: int, nodes: int, order: str, masks: Sequence[Spec], weights: Sequence[int] | None) -> None:
+    if order not in get_args(Order):
+        raise error("M713", f"unknown order {order!r}", None, f"one of {', '.join(get_args(Order))}")
+    if nodes < 1 or world % nodes:
+        raise error("M716", f"{world} ranks do not stand in {nodes} nodes of equal size")
+    if not masks:
+        raise error("M715", "a plan needs at least one mask")
+    if weights is not None and (len(weights) != len(masks) or any(w < 1 for w in weights)):
+        raise error("M715", f"weights are layers per mask, >= 1: got {list(weights)} for {len(masks)} masks")
+
+
+def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, int]:
+    def agreed(name: str, given: int | None) -> int:
+        known = {size for m in masks if (size := getattr(m, name)) is not None} | ({given} - {None})
+        if len(known) > 1:
+            raise error("M705", f"masks of one plan must agree on {name}, got {sorted(filter(None, known))}")
+        if not known:
+            raise error("M711", f"no mask says what {name} is", None, f"give {name}= to `bind` or to `plan`")
+        (size,) = known
+        assert size is not None
+        return size
+
+    return agreed("nq", nq), agreed("nk", nk)
+
+
+def _tilings(masks: Sequence[Spec], length: int, name: str | None) -> tuple[tuple[Range, ...], ...] | None:
+    """Documents per batch item, gaps included: one item where all agree, None where no mask has such an input."""
+    for mask in masks:
+        if isinstance(mask, BoundaryVectors):
+            continue
+        top = [d.name for d in mask.compiled.fn.inputs if d.is_set and d.within is None and d.kind.value == "segments"]
+        chosen = name if name is not None else top[0] if len(top) == 1 else None
+        if chosen is None or chosen not in mask.inputs.sets:
+            continue
+        table = mask.inputs.sets[chosen]
+        items = tuple(
+            tuple(layouts.tiling(list(zip(a, b, strict=True)), length))
+            for a, b in zip(table.starts.tolist(), table.ends.tolist(), strict=True)
+        )
+        return items[:1] if len(set(items)) == 1 else items
+    if name is not None:
+        raise error("M712", f"no mask of the plan has a segments input `{name}`")
+    return None
+
+
+def _layouts(
+    order: str,
+    sizes: tuple[int, int],
+    world: int,
+    chunk: int | None,
+    assign: Sequence[int] | None,
+    documents: tuple[tuple[Range, ...], ...] | None,
+) -> tuple[Layout, Layout]:
+    nq, nk = sizes
+    if assign is not None:
+        bounds = layouts.even_bounds(nq, chunk or max(1, -(-nq // len(assign))))
+        if len(bounds) - 1 != len(assign):
+            raise error("M702", f"{len(bounds) - 1} chunks of {chunk} rows cannot be assigned by a list of {len(assign)}")
+        rows = Layout(world, bounds, tuple(assign))
+        return rows, rows if nk == nq else layouts.contiguous(nk, world, chunk)
+    if chunk is not None and chunk < 1:
+        raise error("M702", f"chunk is {chunk}; a chunk has at least one row")
+    size = chunk or _default_chunk(nq, world)
+    match order:
+        case "contiguous":
+            rows = layouts.contiguous(nq, world, size)
+        case "zigzag":
+            rows = layouts.zigzag(nq, world, size)
+        case "zigzag-document":
+            if documents is None or len(documents) != 1:
+                raise error(
+                    "M712",
+                    "order zigzag-document needs one segments input, the same in every batch item",
+                    None,
+                    "name it with documents=",
+                )
+            rows = layouts.zigzag_documents(documents[0], nq, world, size)
+        case _:
+            bounds = layouts.even_bounds(nq, size)
+            rows = Layout(world, bounds, tuple(i % world for i in range(len(bounds) - 1)))
+    if rows.chunk_count > CHUNK_LIMIT:
+        raise error("M714", f"{rows.chunk_count} chunks; a plan holds at most {CHUNK_LIMIT}", None, "choose a larger chunk")
+    return rows, rows if nk == nq else layouts.contiguous(nk, world, size)
+
+
+def _default_chunk(length: int, world: int) -> int:
+    """About CHUNKS_PER_RANK chunks a rank, in multiples of 128 unless the chunks would be much smaller than that."""
+    size = max(1, -(-length // (CHUNKS_PER_RANK * world)))
+    return -(-size // 128) * 128 if size > 64 else size
+
+
+def _parts(
+    masks: Sequence[Spec],
+    vectors: Sequence[BoundaryVectors],
+    works: Sequence[TileWork],
+    costs: TileCosts,
+    weights: Sequence[int] | None,
+) -> tuple[MaskPart, ...]:
+    heads = math.lcm(*(v.heads for v in vectors))
+    batch = math.lcm(*(v.batch for v in vectors))
+    parts = []
+    for i, (mask, v, work) in enumerate(zip(masks, vectors, works, strict=True)):
+        share = heads // v.heads * (batch // v.batch)  # a mask shared by heads or items is worked through for each
+        loads = tuple((work.cost(costs) * share).tolist())
+        need = tuple(int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little") for row in work.need)
+        parts.append(MaskPart(spec_name(mask), vectors_digest(v), 1 if weights is None else weights[i], need, loads))
+    return tuple(parts)
+
+
+def _version() -> str:
+    import maskc
+
+    return maskc.__version__
+
+
+# ---------------------------------------------------------------- specs and derived tables
+
+
+def vectors_of(spec: Spec, nq: int | None, nk: int | None) -> BoundaryVectors:
+    """The vectors of a spec for the whole sequence, on the device of its inputs."""
+    return spec if isinstance(spec, BoundaryVectors) else spec.vectors(nq, nk)
+
+
+def spec_name(spec: Spec) -> str:
+    return "vectors" if isinstance(spec, BoundaryVectors) else spec.compiled.name
+
+
+@lru_cache(maxsize=256)
+def vectors_digest(v: BoundaryVectors) -> str:
+    """Digest of what the mask hides: sizes, vectors, block table. Remembered per object (vectors are never changed)."""
+    h = hashlib.sha256(repr((v.nq, v.nk, v.batch, v.heads, v.causal)).encode())
+    for name, t in zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True):
+        if t is not None:
+            h.update(name.encode() + t.detach().cpu().contiguous().numpy().tobytes())
+    if v.blocks is not None:
+        keep = v.blocks.keep.detach().to("cpu", torch.uint8).contiguous()
+        h.update(repr((v.blocks.block_q, v.blocks.block_kv, tuple(keep.shape))).encode() + keep.numpy().tobytes())
+    return h.hexdigest()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _needed(p: AttentionPlan, part: int) -> tuple[frozenset[int], ...]:
+    seen = [0] * p.world
+    for chunk, rank in enumerate(p.rows.owner):
+        seen[rank] |= p.parts[part].need[chunk]
+    return tuple(frozenset(j for j in range(p.keys.chunk_count) if bits >> j & 1) for bits in seen)
+
+
+@lru_cache(maxsize=64)
+def _schedule(p: AttentionPlan, strategy: str, part: int) -> Schedule:
+    return make_schedule(
+        strategy, p.keys, _needed(p, part), node_size=p.node_size, prune=p.prune, hierarchical=p.hierarchical and p.nodes > 1
+    )

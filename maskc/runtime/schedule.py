@@ -1,0 +1,169 @@
+"""Schedules: which key chunk travels from whom to whom, in which step, and which chunks each rank attends to in it.
+
+Every strategy is such a table, so one executor runs them all and the bytes it sends are known beforehand. The gradients
+of keys and values go back along the same moves, last step first, and are added up on the way.
+
+    all-gather  one step: every needed chunk comes straight from its owner
+    staged      own chunks first, then groups of peers; partial results are merged
+    ring        chunks wander from neighbour to neighbour as far as some rank still needs them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from maskc.diagnostics import error
+from maskc.runtime.layout import Layout
+
+STRATEGIES = ("all-gather", "staged", "ring")
+STAGES = 4
+"""Groups of peers of the staged exchange."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Move:
+    """One key chunk (its K and V rows) from rank src to rank dst."""
+
+    src: int
+    dst: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`phases`: exchanges that precede the step, one after the other. `columns[r]`: key chunks rank r attends to, ascending."""
+
+    phases: tuple[tuple[Move, ...], ...]
+    columns: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of one strategy for one mask."""
+
+    strategy: str
+    world: int
+    steps: tuple[Step, ...]
+
+    def moves(self) -> Iterator[Move]:
+        for step in self.steps:
+            for phase in step.phases:
+                yield from phase
+
+    def rows_sent(self, keys: Layout) -> tuple[tuple[int, ...], ...]:
+        """Rows of K (and as many of V) that travel once forward, [src][dst]; gradients travel the same way back."""
+        table = [[0] * self.world for _ in range(self.world)]
+        for move in self.moves():
+            table[move.src][move.dst] += keys.size_of(move.chunk)
+        return tuple(map(tuple, table))
+
+
+def make_schedule(
+    strategy: str,
+    keys: Layout,
+    needed: Sequence[frozenset[int]],
+    *,
+    node_size: int,
+    prune: bool = True,
+    hierarchical: bool = False,
+) -> Schedule:
+    """The schedule of a strategy.
+
+    Args:
+        needed: key chunks that each rank's rows can see; ranks only ever attend to these.
+        node_size: ranks per node. prune: send only what is needed (with False, everything to everyone).
+        hierarchical: a chunk crosses into a node once, to the rank of its owner's slot, and is passed on inside. The
+            ring sends to neighbours only and has no use for it.
+    """
+    everything = frozenset(range(keys.chunk_count))
+    sent = list(needed) if prune else [everything] * keys.world
+    groups = _groups(strategy, keys, node_size, hierarchical)
+    if groups is None:
+        return Schedule(strategy, keys.world, _ring(keys, needed, sent))
+    steps = []
+    for group in groups:
+        wanted = [frozenset(c for c in sent[r] if keys.owner[c] in group(r)) for r in range(keys.world)]
+        phases = _relayed(keys, wanted, node_size) if hierarchical else (_direct(keys, wanted),)
+        columns = tuple(tuple(sorted(needed[r] & wanted[r])) for r in range(keys.world))
+        steps.append(Step(tuple(p for p in phases if p), columns))
+    return Schedule(strategy, keys.world, tuple(s for s in steps if any(s.columns) or s.phases))
+
+
+class _Distance:
+    """Owners at cyclic distances [first, last) behind a rank."""
+
+    def __init__(self, world: int, first: int, last: int) -> None:
+        self.world, self.first, self.last = world, first, last
+
+    def __call__(self, rank: int) -> frozenset[int]:
+        return frozenset((rank - d) % self.world for d in range(self.first, self.last))
+
+
+class _Node:
+    """Owners in the rank's node, or outside it; without the rank itself."""
+
+    def __init__(self, world: int, node_size: int, inside: bool) -> None:
+        self.world, self.node_size, self.inside = world, node_size, inside
+
+    def __call__(self, rank: int) -> frozenset[int]:
+        return frozenset(
+            r for r in range(self.world) if r != rank and (r // self.node_size == rank // self.node_size) == self.inside
+        )
+
+
+def _groups(strategy: str, keys: Layout, node_size: int, hierarchical: bool) -> Sequence[_Distance | _Node] | None:
+    """Which owners' chunks a rank takes in each step; None for the ring."""
+    world = keys.world
+    match strategy:
+        case "all-gather":
+            return [_Distance(world, 0, world)]
+        case "staged" if hierarchical:
+            return [_Distance(world, 0, 1), _Node(world, node_size, True), _Node(world, node_size, False)]
+        case "staged":
+            stages = min(STAGES, world - 1)
+            edges = [1 + (world - 1) * i // stages for i in range(stages + 1)] if stages else [1]
+            return [_Distance(world, 0, 1), *(_Distance(world, a, b) for a, b in pairwise(edges))]
+        case "ring":
+            return None
+        case _:
+            raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
+
+
+def _direct(keys: Layout, wanted: Sequence[frozenset[int]]) -> tuple[Move, ...]:
+    """Every chunk straight from its owner."""
+    return tuple(sorted(Move(keys.owner[c], r, c) for r, chunks in enumerate(wanted) for c in chunks if keys.owner[c] != r))
+
+
+def _relayed(keys: Layout, wanted: Sequence[frozenset[int]], node_size: int) -> tuple[tuple[Move, ...], ...]:
+    """First into every node that wants the chunk, to the slot of its owner; then on to the ranks of the node."""
+    across: set[Move] = set()
+    inside: set[Move] = set()
+    for rank, chunks in enumerate(wanted):
+        node = rank // node_size
+        for c in chunks:
+            owner = keys.owner[c]
+            holder = owner if owner // node_size == node else node * node_size + owner % node_size
+            if holder != owner:
+                across.add(Move(owner, holder, c))
+            if holder != rank:
+                inside.add(Move(holder, rank, c))
+    return tuple(sorted(across)), tuple(sorted(inside))
+
+
+def _ring(keys: Layout, needed: Sequence[frozenset[int]], sent: Sequence[frozenset[int]]) -> tuple[Step, ...]:
+    """Step t: rank r takes from r - 1 the chunks of owner r - t that r or a later rank of the round wants."""
+    world = keys.world
+    reach = [0] * keys.chunk_count  # how far from its owner a chunk is wanted
+    for rank, chunks in enumerate(sent):
+        for c in chunks:
+            reach[c] = max(reach[c], (rank - keys.owner[c]) % world)
+    steps = []
+    for t in range(max(reach, default=0) + 1):
+        moves = tuple(
+            sorted(Move((o + t - 1) % world, (o + t) % world, c) for c, o in enumerate(keys.owner) if 0 < t <= reach[c])
+        )
+        columns = tuple(tuple(c for c in keys.chunks_of((r - t) % world) if c in needed[r]) for r in range(world))
+        steps.append(Step((moves,) if moves else (), columns))
+    return tuple(s for s in steps if any(s.columns) or s.phases)

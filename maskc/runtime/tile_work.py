@@ -1,0 +1,88 @@
+"""What a plan reads off the tile table of a mask: the work of every row chunk and which key chunks it needs.
+
+The table is the one the kernels use (`maskc.tiles.classify`), so kernel queues, workloads and transfers agree: a key
+chunk that is not needed holds no tile that a kernel would load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime.layout import Layout
+from maskc.tiles import TileClass, classify
+
+TILE = 128
+TABLE_EDGE = 4096
+"""Finest table: this many tiles per axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileCosts:
+    """Integer cost of a PARTIAL tile, an UNMASKED tile, and a row of tiles that has any; SKIP tiles cost nothing."""
+
+    partial: int = 13
+    unmasked: int = 10
+    row: int = 0
+
+    @classmethod
+    def fit(cls, samples: Sequence[tuple[int, int, int, float]], unit: int = 64) -> TileCosts:
+        """Least squares over measured times: (partial, unmasked, non-empty tile rows, seconds) per sample.
+
+        T = c0 + partial * a + unmasked * b + rows * c; the result is scaled so that an UNMASKED tile costs `unit`.
+        Times of forward and backward are fitted apart, or added first where one plan serves both.
+        """
+        table = np.array([[1, p, u, r] for p, u, r, _ in samples], dtype=np.float64)
+        seconds = np.array([t for *_, t in samples], dtype=np.float64)
+        _, a, b, c = np.linalg.lstsq(table, seconds, rcond=None)[0]
+        return cls(max(1, round(unit * a / b)), unit, max(0, round(unit * c / b)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileWork:
+    """Per row chunk: PARTIAL and UNMASKED tiles and non-empty tile rows, summed over batch items and mask heads (int64 [N]).
+
+    need: bool [row chunks, key chunks], True where a tile is not SKIP in any batch item or mask head.
+    tile: (rows, keys) of a tile.
+    """
+
+    partial: NDArray[np.int64]
+    unmasked: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    need: NDArray[np.bool_]
+    tile: tuple[int, int]
+
+    def cost(self, costs: TileCosts) -> NDArray[np.int64]:
+        return self.partial * costs.partial + self.unmasked * costs.unmasked + self.rows * costs.row
+
+
+def tile_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> TileWork:
+    """Reduce the tile table of `v` to chunks. A tile on a chunk edge counts for every chunk it touches."""
+    tile = tile_size(rows), tile_size(keys)
+    classes = classify(v, *tile).cpu().numpy()
+    partial = (classes == TileClass.PARTIAL.value).sum((0, 1, 3), dtype=np.int64)
+    unmasked = (classes == TileClass.UNMASKED.value).sum((0, 1, 3), dtype=np.int64)
+    busy = (classes != TileClass.SKIP.value).any(3).sum((0, 1), dtype=np.int64)
+    seen = (classes != TileClass.SKIP.value).any((0, 1))
+    need = _per_chunk(_per_chunk(seen.astype(np.int64), rows, tile[0]).T, keys, tile[1]).T > 0
+    return TileWork(*(_per_chunk(x, rows, tile[0]) for x in (partial, unmasked, busy)), need, tile)
+
+
+def tile_size(layout: Layout) -> int:
+    """Up to 128, dividing every chunk edge, unless the table would have more than TABLE_EDGE tiles on this axis."""
+    tile = gcd(TILE, *layout.bounds[:-1])
+    while -(-layout.length // tile) > TABLE_EDGE:
+        tile *= 2
+    return tile
+
+
+def _per_chunk(table: NDArray[np.int64], layout: Layout, tile: int) -> NDArray[np.int64]:
+    """Sums over the tiles that each chunk touches, along axis 0."""
+    sums = np.concatenate((np.zeros_like(table[:1], shape=(1, *table.shape[1:])), table.cumsum(0)))
+    bounds = np.array(layout.bounds, dtype=np.int64)
+    return sums[-(-bounds[1:] // tile)] - sums[bounds[:-1] // tile]
