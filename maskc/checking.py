@@ -8,7 +8,7 @@ from typing import Literal
 
 from maskc.diagnostics import Diagnostic, MaskcError
 from maskc.ir.nodes import MaskFn
-from maskc.targets import choose, compile_fn, split_target
+from maskc.targets import compile_fn
 
 Outcome = Literal["proved", "undecided", "refused"]
 
@@ -58,16 +58,16 @@ def check_targets(targets: Sequence[str]) -> list[Report]:
 
 
 def _check(target: str) -> list[Report]:
-    from maskc.frontend import parse_file
+    from maskc.frontend import parse_file, split_target
 
     try:
         path, name = split_target(target)
         file = parse_file(path)
-        masks = file.masks if name is None else (choose(file, name),)
+        masks = file.masks if name is None else (file.pick(name),)
     except MaskcError as e:
         return [_refused(target, None, e.diagnostics)]
     about_file = file.warnings
-    return [_check_mask(str(path), fn, about_file if fn is masks[0] else ()) for fn in masks]
+    return [_check_mask(path, fn, about_file if fn is masks[0] else ()) for fn in masks]
 
 
 def _check_mask(path: str, fn: MaskFn, warnings: tuple[Diagnostic, ...]) -> Report:

@@ -22,6 +22,9 @@ from maskc.options import VARIABLES, Options
 
 Command = Callable[[argparse.Namespace], int]
 
+# a file that cannot be read, a mask that the file does not hold
+NOT_THE_MASK = ("M009", "M124")
+
 OK, WRONG_MASK, MISUSE, INTERNAL = 0, 1, 2, 70
 
 
@@ -54,7 +57,7 @@ def exit_status(diagnostics: Sequence[Diagnostic]) -> int:
     codes = [d.code for d in diagnostics if not d.is_warning]
     if "M599" in codes:
         return INTERNAL
-    if any(code[:2] in ("M0", "M1", "M2", "M3") for code in codes):
+    if any(code[:2] in ("M0", "M1", "M2", "M3") and code not in NOT_THE_MASK for code in codes):
         return WRONG_MASK
     return MISUSE if codes else OK
 

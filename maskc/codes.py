@@ -59,11 +59,7 @@ maskc reads MASKC_CACHE_DIR and MASKC_DUMP_DIR (folders), MASKC_CHECK (0, 1 or 2
 
 `vectors` and `tiles` are made of data: give them with `--inputs FILE.json`. `sass` needs nvdisasm.
 """,
-    "M545": """A file holds several masks and none was named
-
-Name one behind a colon: `maskc compile gemma3.mask:local`. `maskc check` without a name checks all of them.
-""",
-    "M546": """There is no code of this name
+    "M545": """There is no code of this name
 
 `maskc explain` takes a .mask file or one of the codes that an error message shows in brackets, such as M301.
 """,
@@ -87,13 +83,13 @@ def is_code(text: str) -> bool:
 
 
 def explain_code(code: str) -> str:
-    """The long text of a code such as `M301`, in either case. Raises M546 for an unknown one."""
+    """The long text of a code such as `M301`, in either case. Raises M545 for an unknown one."""
     codes = all_codes()
     wanted = code.upper()
     if wanted not in codes:
         near = difflib.get_close_matches(wanted, codes, 1)
         raise error(
-            "M546", f"no code {code!r}", None, f"did you mean {near[0]}?" if near else "`maskc explain M301` explains M301"
+            "M545", f"no code {code!r}", None, f"did you mean {near[0]}?" if near else "`maskc explain M301` explains M301"
         )
     return f"{wanted}: {codes[wanted]}"
 

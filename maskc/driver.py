@@ -20,7 +20,7 @@ from maskc.diagnostics import Diagnostic, error
 from maskc.files import unwritable
 from maskc.inputs import bind_file
 from maskc.options import Options
-from maskc.targets import choose, compile_fn, split_target
+from maskc.targets import compile_fn
 
 if TYPE_CHECKING:
     from maskc.binding.bound import BoundMask
@@ -60,6 +60,8 @@ class Job:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        from maskc.frontend import split_target
+
         self.path, self.mask = split_target(request.target)
 
     @cached_property
@@ -76,7 +78,7 @@ class Job:
 
     @cached_property
     def fn(self) -> MaskFn:
-        return choose(self.file, self.mask)
+        return self.file.pick(self.mask)
 
     @cached_property
     def compiled(self) -> CompiledMask:
@@ -109,7 +111,9 @@ class Job:
 
     @cached_property
     def cubins(self) -> tuple[Cubin, ...]:
-        return tuple(kernel.compile() for kernel in self.kernels)
+        from maskc.codegen.kernels import compile_all
+
+        return compile_all(self.kernels)
 
 
 # ---------------------------------------------------------------- the stages
@@ -127,9 +131,9 @@ class Stage:
 
 
 def _ast(job: Job) -> Iterator[Output]:
-    from maskc.frontend.ast import print_module
+    from maskc.frontend.ast import dump
 
-    yield "", print_module(job.module)
+    yield "", dump(job.module)
 
 
 def _ir(job: Job) -> Iterator[Output]:

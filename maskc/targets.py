@@ -5,13 +5,11 @@ The one place that turns a verdict into errors (M301, M303) and warnings (W301, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.diagnostics import Diagnostic, MaskcError
 from maskc.ir.verdict import CheckResult, Counterexample, Proven, Refuted, Unknown
 
 if TYPE_CHECKING:
@@ -20,18 +18,16 @@ if TYPE_CHECKING:
     from maskc.ir.intervals import IntervalProgram
     from maskc.ir.nodes import Check, MaskFn
 
-STD = "std:"
-
 
 def load(target: str | Path) -> CompiledMask:
     """The mask that `FILE`, `FILE:MASK` or `std:NAME` names, parsed, lowered and proved.
 
     Raises MaskcError: of the front end (M0xx, M1xx), M201 for a form that has no row intervals, M301 with the smallest
-    counterexample, M303 for a claim (`check`) that does not hold, M545 where a file holds several masks and none is named.
+    counterexample, M303 for a claim (`check`) that does not hold.
     """
-    from maskc.frontend import parse_file
+    from maskc.frontend import parse_file, split_target
 
-    path, name = split_target(target)
+    path, name = split_target(str(target))
     return compile_file(parse_file(path), name)
 
 
@@ -42,47 +38,9 @@ def load_text(text: str, name: str | None = None) -> CompiledMask:
     return compile_file(parse_text(text), name)
 
 
-def split_target(target: str | Path) -> tuple[Path, str | None]:
-    """`FILE[:MASK]` -> (path, mask). A file whose own name holds a colon is found as it is; `std:NAME` is packaged."""
-    text = str(target)
-    if text.startswith(STD):
-        return standard_file(text), None
-    if ":" not in text or Path(text).exists():
-        return Path(text), None
-    path, _, name = text.rpartition(":")
-    return Path(path), name
-
-
 def compile_file(file: TypedFile, name: str | None = None) -> CompiledMask:
     """The named mask of a file, or its only one."""
-    return compile_fn(choose(file, name), file.warnings)
-
-
-def choose(file: TypedFile, name: str | None) -> MaskFn:
-    """The mask called `name`; without a name the only one, or the one that bears the name of the file."""
-    names = [fn.name for fn in file.masks]
-    listed = ", ".join(names)
-    if name is None:
-        name = names[0] if len(names) == 1 else Path(file.path).stem
-        if name not in names:
-            raise error(
-                "M545", f"{file.path} holds {len(names)} masks", None, f"name one: {file.path}:{names[0]} (there are {listed})"
-            )
-    if name not in names:
-        raise error("M545", f"{file.path} holds no mask `{name}`", None, f"it holds {listed}")
-    return file.masks[names.index(name)]
-
-
-def standard_file(name: str) -> Path:
-    """The file behind `std:NAME`. Raises M545 for a name that is not in the standard set."""
-    folder = Path(str(files("maskc") / "std"))
-    path = folder / f"{name.removeprefix(STD)}.mask"
-    if not path.is_file():
-        known = sorted(p.stem for p in folder.glob("*.mask"))
-        near = difflib.get_close_matches(path.stem, known, 1)
-        hint = f"did you mean {STD}{near[0]}?" if near else f"there are {', '.join(known)}"
-        raise error("M545", f"there is no standard mask {name!r}", None, hint)
-    return path
+    return compile_fn(file.pick(name), file.warnings)
 
 
 def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = ()) -> CompiledMask:
