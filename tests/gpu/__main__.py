@@ -1,0 +1,118 @@
+"""`python -m tests.gpu`: the conformance suite on a Hopper GPU, recorded with the digest of the sources it ran.
+
+One worker process per (direction, head dim, dtype), each case with a time limit; a worker that hangs or loses its context
+costs its case only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.cases import all_cases
+
+Item = tuple[str, dict[str, Any]]  # name, what the worker reads
+
+
+def run_group(items: list[Item], limit: float, deadline: float) -> list[dict[str, Any]]:
+    """Results in order; the worker is restarted after a hang or a lost context."""
+    results: list[dict[str, Any]] = []
+    worker: subprocess.Popen[str] | None = None
+    for name, item in items:
+        if time.monotonic() > deadline:
+            results.append({"name": name, "problem": "not run: out of time", "seconds": 0.0})
+            continue
+        if worker is None or worker.poll() is not None:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "tests.gpu.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            limit_now = limit + 60  # the first case also imports and compiles
+        else:
+            limit_now = limit
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        timer = threading.Timer(limit_now, worker.kill)
+        timer.start()
+        try:
+            worker.stdin.write(json.dumps(item) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if line:
+            results.append({"name": name, **json.loads(line)})
+        else:
+            worker.kill()
+            _, err = worker.communicate()
+            results.append(
+                {"name": name, "problem": f"worker died or ran out of time: {err.strip()[-300:]}", "seconds": limit_now}
+            )
+            worker = None
+    if worker is not None:
+        worker.kill()
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu_tests.json"))
+    parser.add_argument("--match", default="", help="only cases whose name contains this")
+    parser.add_argument("--every", type=int, default=1, help="every n-th case of the cover")
+    parser.add_argument("--parallel", type=int, default=6)
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds a case")
+    parser.add_argument("--timeout", type=float, default=480.0, help="seconds for all")
+    parser.add_argument("--no-special", action="store_true")
+    args = parser.parse_args()
+    import torch
+
+    from benchmarks.digest import digest
+    from tests.gpu.worker import special_cases
+
+    cases = [c for c in all_cases() if args.match in c.name][:: args.every]
+    groups: list[list[Item]] = [
+        [(c.name, c.as_json()) for c in found]
+        for _, found in groupby(sorted(cases, key=lambda c: c.group), key=lambda c: c.group)
+    ]
+    if not args.no_special:
+        names = [n for n in special_cases() if args.match in n]
+        groups += [[(f"special/{n}", {"special": n}) for n in names]] if names else []
+    deadline = time.monotonic() + args.timeout
+    started = time.monotonic()
+    with ThreadPoolExecutor(args.parallel) as pool:
+        results = [r for found in pool.map(lambda g: run_group(g, args.limit, deadline), groups) for r in found]
+    ran = [r for r in results if not r["problem"].startswith("skip")]
+    failed = [r for r in ran if r["problem"]]
+    record = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "digest": digest(),
+        "passed": len(ran) - len(failed),
+        "failed": len(failed),
+        "seconds": round(time.monotonic() - started, 1),
+        "cases": [{"name": r["name"], "problem": r["problem"], "seconds": r["seconds"]} for r in ran],
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    for r in failed[:60]:
+        print(f"{r['name']}: {r['problem'][:220]}")
+    impossible = len(results) - len(ran)
+    print(f"{record['passed']} passed, {record['failed']} failed, {impossible} impossible shapes, {record['seconds']} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
