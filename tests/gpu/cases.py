@@ -87,7 +87,7 @@ def _allowed(row: dict[str, Any]) -> bool:
     return own_heads or row["mask_heads"] == "1"
 
 
-def pairwise(factors: dict[str, tuple[Any, ...]], seed: int = 0, tries: int = 24) -> list[dict[str, Any]]:
+def pairwise(factors: dict[str, tuple[Any, ...]], seed: int = 0, tries: int = 60) -> list[dict[str, Any]]:
     """Rows such that every allowed pair of values of two factors occurs in some row (greedy, seeded)."""
     rng = random.Random(seed)
     names = list(factors)
