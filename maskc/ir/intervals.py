@@ -4,6 +4,10 @@ Every bound is an `Expr` and every guard a `Pred` that mentions no `Row`. An int
 masked slots of a leaf are the boundary vectors: masked rows of key k are [lts, lte) and [uts, ute), in either order;
 with `causal`, rows q < k are masked as well. An absent LTE reads as nq, an absent UTS as 0; an empty lower slot is
 (nq, nq), an empty upper slot (0, 0).
+
+Bounds are exact integers (64 bit) that may lie outside [0, nq]: whoever evaluates a slot clamps both of its bounds into
+[0, nq], which leaves the set of rows as it is. A bound reads attributes of outside tokens in branches not taken only,
+so an evaluator that computes all branches may read anything there.
 """
 
 from __future__ import annotations

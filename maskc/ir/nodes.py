@@ -163,8 +163,20 @@ class StartOf:
 
 
 @dataclass(frozen=True, slots=True)
+class SetEnd:
+    """End of the last segment of `of`; 0 if it has no segments."""
+
+    of: str
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeStart:
-    """Start of the first/last segment of S inside the parent of the token `index` (of all S where S has no parent)."""
+    """Start of the first/last non-empty segment of S inside the parent of the token `index`.
+
+    Where S has no parent, of all of S, whatever `index` is. If there is no such segment, the end of that parent (0
+    without a parent). Read only where `index` lies in the parent.
+    """
 
     of: str
     edge: Edge
@@ -184,7 +196,10 @@ class EdgeEnd:
 
 @dataclass(frozen=True, slots=True)
 class FirstRow:
-    """First row r with `name[r] >= value` for a `sorted int per row` input; nq if there is none."""
+    """First index i of a `sorted` vector with `name[i] >= value`; the length of the vector if there is none.
+
+    The index is a row for `per row`, a key for `per key` and an ordinal for a vector per segment.
+    """
 
     name: str
     value: Expr
@@ -193,7 +208,7 @@ class FirstRow:
 
 Expr = (
     Const | Size | Scalar | Row | Col | Head | Item | Field | SegAttr | Add | Mul | FloorDiv | Mod | Min | Max | IfElse
-    | StartOf | EdgeStart | EdgeEnd | FirstRow
+    | StartOf | SetEnd | EdgeStart | EdgeEnd | FirstRow
 )  # fmt: skip
 
 
@@ -242,7 +257,7 @@ class InSet:
 
 @dataclass(frozen=True, slots=True)
 class InEdge:
-    """`index in first(of)` / `last(of)`: in the first/last `of` of its parent (of all `of` where it has no parent)."""
+    """`index in first(of)` / `last(of)`: in the first/last non-empty `of` of its parent (of all where it has none)."""
 
     of: str
     edge: Edge

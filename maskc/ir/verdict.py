@@ -10,14 +10,25 @@ from maskc.ir.nodes import Check
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """One entailment: `facts` (with non-negative multipliers) plus the negated goal sum to a negative constant.
+class Cut:
+    """An integer rounding: `combination` is divisor * row + rest with 0 <= rest < divisor, so `row` >= 0 as well."""
 
-    Text forms only; `maskc.ir.certificates` re-checks them with sympy.
+    row: str
+    divisor: int
+    combination: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One entailment: facts plus the negated goal, each an expression >= 0, sum to a negative constant.
+
+    Multipliers are non-negative; facts that start with `0 == ` are equations and take either sign. `cuts` are derived
+    rows that the combination uses besides. Text forms only; `maskc.ir.certificates` re-checks them with sympy.
     """
 
     goal: str
     combination: tuple[tuple[int, str], ...]
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

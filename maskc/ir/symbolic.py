@@ -1,0 +1,229 @@
+"""The proof: at most two masked runs per column, beside the free triangle, for every input that obeys its facts.
+
+`prove` lowers the mask to guarded intervals and searches a small decision tree: guards first, then comparisons
+between bounds that the facts leave open, until every leaf knows the order of its intervals and has at most two gaps
+that are not provably empty. The number of nodes is budgeted, never the time, so every machine reaches the same
+verdict. A mask without such a tree is refuted by a small column, or left Unknown (data decide at binding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.ir.arrange import Gap, Sorted, arrange
+from maskc.ir.bounds import Bound, bound_expr, stripped
+from maskc.ir.certificates import certificate
+from maskc.ir.facts import Context, FactTable, Ledger
+from maskc.ir.intervals import VECTORS, Branch, Interval, IntervalProgram, Leaf, Tree, Vector
+from maskc.ir.linear import Lin
+from maskc.ir.lower import Case, Guard, Lowered, guard_pred, lower, nonneg_pred
+from maskc.ir.nodes import Col, Const, Expr, MaskFn, Size
+from maskc.ir.recombine import merge_branches
+from maskc.ir.verdict import Proven, Unknown, Verdict
+
+NODE_BUDGET = 200
+DEPTH = 10
+
+
+class Stuck(Exception):  # noqa: N818 (a signal, not an error)
+    """No tree was found; carries the reason."""
+
+
+def prove(fn: MaskFn, certify: bool = False) -> Verdict:
+    """Proven with a program, Refuted with the smallest column found, or Unknown. Raises M201/M302 (form).
+
+    certify: keep a re-checkable certificate for every entailment (`Proven.certificates`).
+    """
+    lowered = lower(fn)
+    ledger = Ledger(proofs=[] if certify else None)
+    table = FactTable(fn, lowered.space, lowered.hole_free)
+    try:
+        program = _Search(fn, lowered, table, ledger).program()
+    except Stuck as stuck:
+        from maskc.ir.search import refutation
+
+        return refutation(fn) or Unknown(str(stuck))
+    proofs = ledger.proofs or []
+    certificates = tuple(dict.fromkeys(certificate(lowered.space, goal, row) for goal, row in proofs))
+    return Proven(program, certificates, ledger.queries, ledger.splits)
+
+
+def starts_at_diagonal(context: Context, cases: tuple[Case, ...]) -> bool:
+    """Whether no row q < k sees key k in any case: the free triangle may be used."""
+    space = context.table.space
+    k, q = space.lin(Col()), fresh_row(context)
+    return all(refuted_case(context, c, q, k - q - 1) for c in cases)
+
+
+def fresh_row(context: Context) -> Lin:
+    """A row as an unknown of the prover."""
+    from maskc.ir.nodes import Row
+
+    return context.table.space.lin(Row())
+
+
+def refuted_case(context: Context, c: Case, q: Lin, *extra: Lin) -> bool:
+    """Whether the case together with the extra forms (>= 0, over q and k) is impossible for every row."""
+    inner = context
+    forms: list[Lin] = [q, context.table.space.lin(Size("nq")) - q - 1, *extra]
+    for g in c.guards:
+        if isinstance(g, tuple):
+            if inner.known.get(g[0], g[1]) != g[1]:
+                return True
+            if g[0] not in inner.known:
+                inner = inner.assume_bool(*g)
+        else:
+            forms.append(g)
+    forms += [q - lo for lo in c.lows]
+    forms += [hi - q - 1 for hi in c.highs]
+    return inner.contradicts(*forms)
+
+
+class _Search:
+    def __init__(self, fn: MaskFn, lowered: Lowered, table: FactTable, ledger: Ledger) -> None:
+        self.fn = fn
+        self.space = lowered.space
+        self.cases = lowered.cases
+        self.ledger = ledger
+        self.root = Context(table, ledger)
+        self.zero = Lin(0)
+        self.nq = self.space.lin(Size("nq"))
+        self.k = self.space.lin(Col())
+        self.causal = False
+
+    def program(self) -> IntervalProgram:
+        self.causal = starts_at_diagonal(self.root, self.cases)
+        tree = place_all_masked(self._solve(self.root, self.cases, 0))
+        vectors = used_vectors(tree)
+        return IntervalProgram(tree, self.causal, vectors)
+
+    # ------------------------------------------------------------ the tree
+
+    def _solve(self, context: Context, cases: tuple[Case, ...], depth: int) -> Tree:
+        self.ledger.nodes += 1
+        if self.ledger.nodes > NODE_BUDGET:
+            raise Stuck(f"the proof needs more than {NODE_BUDGET} case splits")
+        live = [c for c in (self._settle(context, c) for c in cases) if c is not None]
+        live = self._without_covered(context, live)
+        waiting = next((c for c in live if c.guards), None)
+        if waiting is not None:
+            return self._split(context, tuple(live), waiting.guards[0], depth)
+        found = arrange(context, [(c.lows, c.highs) for c in live], self.nq, self.k if self.causal else None)
+        if isinstance(found, Sorted):
+            return self._leaf(found)
+        if found is None:
+            raise Stuck("a column has more than two masked runs that the facts do not rule out")
+        return self._split(context, tuple(live), found, depth)
+
+    def _settle(self, context: Context, c: Case) -> Case | None:
+        """The case without the guards that hold here; None if one fails."""
+        open_guards: list[Guard] = []
+        for g in c.guards:
+            if isinstance(g, tuple):
+                known = context.known.get(g[0])
+                if known is None:
+                    open_guards.append(g)
+                elif known != g[1]:
+                    return None
+            elif not open_guards:  # a form may read what an open guard before it protects
+                if context.entails(g):
+                    continue
+                if context.entails(-g - 1):
+                    return None
+                open_guards.append(g)
+            else:
+                open_guards.append(g)
+        return replace(c, guards=tuple(open_guards))
+
+    def _without_covered(self, context: Context, live: list[Case]) -> list[Case]:
+        """Drops guarded cases that lie inside an unguarded one."""
+        full = [c for c in live if not c.guards and not c.lows and not c.highs]
+        return full[:1] if full else live
+
+    def _split(self, context: Context, cases: tuple[Case, ...], guard: Guard, depth: int) -> Tree:
+        if depth >= DEPTH:
+            raise Stuck(f"the proof needs more than {DEPTH} nested case splits")
+        if isinstance(guard, tuple):
+            yes, no = context.assume_bool(guard[0], True), context.assume_bool(guard[0], False)
+            pred = guard[0]
+        else:
+            yes, no = context.assume(guard), context.assume(-guard - 1)
+            pred = nonneg_pred(self.space, guard)
+        if not isinstance(guard, tuple):
+            if context.entails(-guard - 1):
+                return self._solve(no, cases, depth)
+            if context.entails(guard):
+                return self._solve(yes, cases, depth)
+        elif yes.contradicts() or no.contradicts():
+            return self._solve(no if yes.contradicts() else yes, cases, depth)
+        self.ledger.splits += 1
+        then = self._solve(yes, cases, depth + 1)
+        orelse = self._solve(no, cases, depth + 1)
+        return merge_branches(pred, then, orelse, yes, no)
+
+    # ------------------------------------------------------------ leaves
+
+    def _leaf(self, found: Sorted) -> Leaf:
+        visible = tuple(self._interval(lo, hi) for lo, hi in found.intervals)
+        lower, upper = assign_slots(found.gaps)
+        return Leaf(
+            visible,
+            None if lower is None else self._interval(lower.lo, lower.hi),
+            None if upper is None else self._interval(upper.lo, upper.hi),
+        )
+
+    def _interval(self, lo: Bound, hi: Bound) -> Interval:
+        return Interval(
+            bound_expr(self.space, stripped(lo, self.zero, self.nq)), bound_expr(self.space, stripped(hi, self.zero, self.nq))
+        )
+
+
+def assign_slots(gaps: tuple[Gap, ...]) -> tuple[Gap | None, Gap | None]:
+    """(lower, upper): the bottom gap is the lower slot, the top gap the upper one, a middle gap takes the free slot."""
+    lower = next((g for g in gaps if g.place in ("bottom", "all")), None)
+    upper = next((g for g in gaps if g.place == "top"), None)
+    for g in gaps:
+        if g.place == "middle":
+            if lower is None:
+                lower = g
+            else:
+                upper = g
+    return lower, upper
+
+
+def place_all_masked(tree: Tree) -> Tree:
+    """Leaves that see nothing use the upper slot if no other leaf needs the lower one."""
+    nothing = Interval(Const(0), Size("nq"))
+    rest = [leaf for leaf in leaves(tree) if leaf.lower != nothing]
+    if any(leaf.lower is not None for leaf in rest) or not any(leaf.upper is not None for leaf in rest):
+        return tree
+
+    def go(t: Tree) -> Tree:
+        if isinstance(t, Branch):
+            return Branch(t.guard, go(t.then), go(t.orelse))
+        return Leaf(t.visible, None, nothing) if t.lower == nothing else t
+
+    return go(tree)
+
+
+def leaves(tree: Tree) -> list[Leaf]:
+    if isinstance(tree, Leaf):
+        return [tree]
+    return leaves(tree.then) + leaves(tree.orelse)
+
+
+def used_vectors(tree: Tree) -> tuple[Vector, ...]:
+    """The vectors that exist: LTE is absent if it always reads nq, UTS if it always reads 0."""
+    nq: Expr = Size("nq")
+    lowers = [leaf.lower for leaf in leaves(tree) if leaf.lower is not None]
+    uppers = [leaf.upper for leaf in leaves(tree) if leaf.upper is not None]
+    used = {
+        "lts": bool(lowers),
+        "lte": any(i.hi != nq for i in lowers),
+        "uts": any(i.lo != Const(0) for i in uppers),
+        "ute": bool(uppers),
+    }
+    return tuple(v for v in VECTORS if used[v])
+
+
+__all__ = ["guard_pred", "leaves", "prove", "used_vectors"]
