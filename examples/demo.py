@@ -1,6 +1,9 @@
-"""From a mask file to exact attention on a packed batch: what `make demo` runs. Needs no GPU.
+"""From a mask file to exact attention on a packed batch: what `make demo` runs.
 
-python examples/demo.py
+    python examples/demo.py
+
+Compiles a mask, says what it means, runs it forward and backward on whatever this machine has, and compares a sample with
+dense fp64 attention under the mask written out by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from maskc.explain import explain
 from maskc.inputs import bind_file
 
 HERE = Path(__file__).parent
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+TOKENS, HEADS, KV_HEADS, HEAD_DIM = 8192, 4, 2, 64
 SAMPLE = 64
 
 
@@ -25,35 +28,39 @@ def main() -> None:
     spec = bind_file(mask, HERE / "packed_8k.json")
     print(explain(mask, spec).render())
 
-    device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    device, dtype = ("cuda", torch.bfloat16) if hopper else ("cpu", torch.float32)
     torch.manual_seed(0)
-    n = spec.nq
-    q = torch.randn(1, n, HEADS, HEAD_DIM, device=device, dtype=dtype, requires_grad=True)
-    k = torch.randn(1, n, KV_HEADS, HEAD_DIM, device=device, dtype=dtype, requires_grad=True)
-    v = torch.randn(1, n, KV_HEADS, HEAD_DIM, device=device, dtype=dtype, requires_grad=True)
-    grad = torch.randn_like(q)
-
+    qkv = random_inputs(TOKENS, device, dtype)
+    grad = torch.randn_like(qkv[0])
     begin = time.perf_counter()
-    out, lse = maskc.run(spec.to(device), q, k, v, return_lse=True)
+    out, lse = maskc.run(spec, *qkv, return_lse=True)
     forward = time.perf_counter() - begin
-    dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad)
-    both = time.perf_counter() - begin
+    gradients = torch.autograd.grad(out, qkv, grad)
+    backward = time.perf_counter() - begin - forward
 
-    name = str(dtype).removeprefix("torch.")
-    print(f"\nmaskc.run on {device}: {n} tokens, {HEADS} heads over {KV_HEADS} kv heads of {HEAD_DIM}, {name}")
-    print(f"    forward {forward:.2f} s, backward {both - forward:.2f} s (first call included)")
-    print(f"\nlargest error against dense fp64 attention, {SAMPLE} sampled rows and {SAMPLE} sampled keys of every head")
-    for name, (got, want) in compare(q, k, v, grad, (out, lse, dq, dk, dv)).items():
-        print(f"    {name:<4} {float((got.double() - want).abs().max()):.1e}   (values up to {float(want.abs().max()):.1f})")
+    shape = f"{TOKENS} tokens, {HEADS} heads over {KV_HEADS} key heads of {HEAD_DIM}"
+    print(f"\nmaskc.run on {device}: {shape}, {str(dtype).removeprefix('torch.')}")
+    print(f"    forward {forward:.2f} s, backward {backward:.2f} s")
+    print(f"\nlargest error against dense fp64 attention, {SAMPLE} rows and {SAMPLE} keys of every head")
+    for name, (got, want) in compare(qkv, grad, (out, lse, *gradients)).items():
+        print(f"    {name:<4} {float((got.double() - want).abs().max()):.1e}  (values up to {float(want.abs().max()):.1f})")
+
+
+def random_inputs(tokens: int, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """q, k, v of one packed sequence: [1, tokens, heads, head dim]."""
+    return tuple(
+        torch.randn(1, tokens, heads, HEAD_DIM, device=device, dtype=dtype, requires_grad=True)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
 
 
 def compare(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, got: tuple[torch.Tensor, ...]
+    qkv: tuple[torch.Tensor, ...], grad: torch.Tensor, got: tuple[torch.Tensor, ...]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Sampled rows of out, lse, dQ and sampled keys of dK, dV: (maskc's, dense fp64's)."""
     out, lse, dq, dk, dv = (t.detach().cpu() for t in got)
-    q, k, v, grad = (t.detach().cpu().double() for t in (q, k, v, grad))
+    q, k, v, grad = (t.detach().cpu().double() for t in (*qkv, grad))
     n, ratio, scale = q.shape[1], HEADS // KV_HEADS, HEAD_DIM**-0.5
     rows, keys = (torch.randperm(n)[:SAMPLE].sort().values for _ in range(2))
     want: dict[str, list[torch.Tensor]] = {name: [] for name in ("out", "lse", "dQ", "dK", "dV")}

@@ -1,0 +1,152 @@
+"""Whatever is typed, the answer is one coded error and a status: never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maskc.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DOC_PREFIX = str(EXAMPLES / "doc_prefix.mask")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(arguments)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return status, out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), "M540"),
+        (("compil",), "M540"),
+        (("compile",), "M540"),
+        (("compile", DOC_PREFIX, "--emit", "sas"), "M540"),
+        (("compile", DOC_PREFIX, "--head-dim", "big"), "M540"),
+        (("compile", DOC_PREFIX, "--kernel", "forward"), "M540"),
+        (("compile", DOC_PREFIX, "--emit", "vectors"), "M544"),
+        (("compile", DOC_PREFIX, "--emit", "tiles", "--block-q", "0"), "M540"),
+        (("compile", "no_such.mask"), "M009"),
+        (("compile", f"{DOC_PREFIX}:other"), "M124"),
+        (("compile", "std:no_such"), "M009"),
+        (("check", str(EXAMPLES)), "M009"),
+        (("check", f"{DOC_PREFIX}:other"), "M124"),
+        (("explain", "M999"), "M545"),
+        (("explain", DOC_PREFIX, "--inputs", "no_such.json"), "M541"),
+        (("explain", DOC_PREFIX, "--inputs", str(EXAMPLES)), "M541"),
+        (("fmt", "no_such.mask"), "M541"),
+        (("fmt", str(EXAMPLES)), "M541"),
+        (("plan", DOC_PREFIX, "--inputs", str(EXAMPLES / "packed_8k.json"), "--world", "-1"), "M540"),
+        (("cache", "burn"), "M540"),
+    ],
+)
+def test_misuse_ends_with_status_2(run: Run, arguments: tuple[str, ...], code: str) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error[{code}]: ")
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\x00mask", b"\x00\x01\x02"])
+def test_a_binary_file_is_not_a_mask(run: Run, tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "binary.mask"
+    path.write_bytes(text)
+    status, _, err = run("check", str(path))
+    assert status in (1, 2)
+    assert err.startswith("error[M0")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"nq": 16,\n "nk": }', ":2:8"),
+        ('{"nq": 16 "nk": 16}', ":1:11"),
+        ("", ":1:1"),
+    ],
+)
+def test_broken_json_is_shown_with_its_place(run: Run, tmp_path: Path, text: str, place: str) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text(text)
+    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
+    assert status == 2
+    assert err.startswith("error[M542]: not JSON")
+    assert f"{path}{place}\n" in err
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "empty"),
+        ([1], "object"),
+        ({"rows": 3}, "'rows'"),
+        ({"nq": -1, "inputs": {}}, "nq = -1"),
+        ({"inputs": [1]}, "`inputs`"),
+        ({"inputs": {"doc": {"segment": {}}, "prefix": [0]}}, "`doc`"),
+        ([{"nq": 4, "inputs": {"doc": 1}}, {"nq": 5, "inputs": {"doc": 1}}], "one nq"),
+        ([{"inputs": {"doc": 1}}, {"inputs": {"prefix": 1}}], "item 1"),
+    ],
+)
+def test_json_of_another_shape(run: Run, tmp_path: Path, data: object, says: str) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text(json.dumps(data))
+    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
+    assert status == 2
+    assert err.startswith("error[M542]: ")
+    assert says in err.splitlines()[0]
+
+
+def test_data_that_do_not_fit_are_the_data_s_fault(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text('{"nq": 4, "nk": 4, "inputs": {"doc": {"segments": {"lengths": [2, 9]}}, "prefix": [0, 0]}}')
+    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
+    assert status == 2
+    assert err.startswith("error[M4")
+    assert "`doc`" in err
+
+
+@pytest.mark.parametrize("name", ["MASKC_CHECK", "MASKC_TRACE"])
+def test_environment_values_are_checked(run: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "loud")
+    status, _, err = run("check", DOC_PREFIX)
+    assert status == 2
+    assert err.startswith("error[M543]: ")
+    assert name in err
+
+
+def test_an_internal_error_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maskc.checking.check_targets", lambda _: 1 // 0)
+    status, _, err = run("check", DOC_PREFIX)
+    assert status == 70
+    assert err.startswith("error[M599]: ")
+    monkeypatch.setenv("MASKC_TRACE", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["check", DOC_PREFIX])
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m maskc compile {DOC_PREFIX} --kernel prep --emit cuda | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=EXAMPLES.parent)
+    assert done.stderr == ""
+
+
+def test_without_nvrtc_the_error_names_the_extra(tmp_path: Path) -> None:
+    """In a process where the bindings cannot be imported."""
+    code = "import sys; sys.modules['cuda.bindings'] = None; from maskc.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "compile", DOC_PREFIX, "--kernel", "prep", "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES.parent)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[M601]: ")
+    assert "maskc[cuda]" in done.stderr
