@@ -186,7 +186,8 @@ class _Build:
             hint = did_you_mean(kind.text, ("segments", "spans", "int", "bool", "sorted"), example)
             raise self._wrong(f"`{kind.text}` is not a type", kind.span, hint)
         if extra:
-            raise self._wrong(f"unexpected `{extra[0].text}` after the type `{kind.text}`", extra[0].span, example)
+            hint = did_you_mean(extra[0].text, (*DECLARATIONS, "per", "within", "where"), example)
+            raise self._wrong(f"unexpected `{extra[0].text}` after the type `{kind.text}`", extra[0].span, hint)
         is_set = kind.text in ("segments", "spans")
         if sorted_ and kind.text != "int":
             raise self._wrong(f"only ints can be `sorted`, not `{kind.text}`", words[0].span, "write `sorted int per row`")

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from maskc.diagnostics import Diagnostic, SourceFile, Span
-from maskc.frontend.words import DECLARATIONS, KEYWORDS, closest, quoted
+from maskc.frontend.words import DECLARATIONS, KEYWORDS, closest, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from lark import Token
@@ -152,7 +152,7 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
     for text, hint in SLIPS:
         for at in (pos, pos - 1):
             inside = at >= start and source.text.startswith(text, at) and at + len(text) > pos
-            if inside and not (text == "=" and "EQUAL" in expected):
+            if inside and (text != "=" or "COMPARE" in expected):
                 return Diagnostic("M001", f"unexpected `{text}`", _at(source, at, len(text)), hint)
     if expected >= _OPERANDS:
         left = re.search(r"(\w+|[^\w\s]+)$", before)
@@ -163,9 +163,12 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
         words = [t.lower() for t in expected if t.lower() in KEYWORDS] + (list(DECLARATIONS) if line_start else [])
         if (guess := closest(word, words)) is not None:
             return Diagnostic("M006", f"unexpected `{word}`", span, f"did you mean `{guess}`?")
-    hint_where = "facts about an input follow `where`, as in `input window : int where window >= 1`"
-    fact = token.type == "COMPARE" and "WHERE" in expected
-    return Diagnostic("M001", f"unexpected `{word}`: expected {_listed(expected)}", span, hint_where if fact else None)
+    hint: str | None = None
+    if token.type == "COMPARE" and "WHERE" in expected:
+        hint = "facts about an input follow `where`, as in `input window : int where window >= 1`"
+    elif word == "(" and re.search(r"\.\s*\w+$", before):
+        hint = "attributes are read with brackets, as in `doc.start[k]`"
+    return Diagnostic("M001", f"unexpected `{word}`: expected {_listed(expected)}", span, hint)
 
 
 def _listed(expected: frozenset[str]) -> str:
