@@ -121,19 +121,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """needs: "mask" (the file alone), "data" (--inputs), "kernel" (code generation) or "nvrtc"."""
+    """needs: "mask" (the file alone), "data" (--inputs), "kernel" (code generation) or "nvrtc". check: see --check."""
 
     name: str
     suffix: str
     needs: Literal["mask", "data", "kernel", "nvrtc"]
     summary: str
     outputs: Callable[[Job], Iterator[Output]]
+    check: Callable[[Job, int], None] | None = None
 
 
 def _ast(job: Job) -> Iterator[Output]:
-    from maskc.frontend.ast import dump
+    from maskc.frontend.ast import print_module
 
-    yield "", dump(job.module)
+    yield "", print_module(job.module)
 
 
 def _ir(job: Job) -> Iterator[Output]:
@@ -142,16 +143,32 @@ def _ir(job: Job) -> Iterator[Output]:
     yield "", print_fn(job.fn)
 
 
+def _check_ir(job: Job, level: int) -> None:
+    from maskc.verify import verify_fn
+
+    verify_fn(job.fn)
+
+
 def _intervals(job: Job) -> Iterator[Output]:
     from maskc.ir.printer import print_program
 
     yield "", print_program(job.program)
 
 
-def _proof(job: Job) -> Iterator[Output]:
-    from maskc.ir.printer import print_verdict
+def _check_intervals(job: Job, level: int) -> None:
+    from maskc.verify import verify_program, verify_with_oracle
 
-    yield "", print_verdict(job.compiled.verdict, job.compiled.checks)
+    verify_program(job.fn, job.program)
+    if level > 1:
+        verify_with_oracle(job.fn, job.program)
+
+
+def _proof(job: Job) -> Iterator[Output]:
+    from maskc.ir.printer import print_check, print_verdict
+    from maskc.ir.symbolic import prove
+
+    claims = "".join(f"{print_check(c.check)}: {c.status}\n" for c in job.compiled.checks)
+    yield "", print_verdict(prove(job.fn, certify=True)) + claims
 
 
 def _vectors(job: Job) -> Iterator[Output]:
@@ -199,8 +216,8 @@ def _sass(job: Job) -> Iterator[Output]:
 
 STAGES: tuple[Stage, ...] = (
     Stage("ast", "ast", "mask", "the file as parsed", _ast),
-    Stage("ir", "ir", "mask", "the mask typed, with every let, const and use put in", _ir),
-    Stage("intervals", "intervals", "mask", "rows that see a key, as a tree of row intervals", _intervals),
+    Stage("ir", "ir", "mask", "the mask typed, with every let, const and use put in", _ir, _check_ir),
+    Stage("intervals", "intervals", "mask", "rows that see a key, as a tree of row intervals", _intervals, _check_intervals),
     Stage("proof", "proof", "mask", "the verdict, its certificates, and the claims", _proof),
     Stage("vectors", "vectors", "data", "boundary vectors of a batch (needs --inputs)", _vectors),
     Stage("tiles", "tiles", "data", "tile classes of a batch (needs --inputs)", _tiles),
@@ -252,12 +269,11 @@ class Driver:
         return current.needs != "data" or self.job.request.inputs is not None
 
     def _timed(self, current: Stage) -> list[Output]:
-        from maskc.verify import verify
-
         begin = time.perf_counter()
         outputs = list(current.outputs(self.job))
         self.times.append((current.name, time.perf_counter() - begin))
-        verify(self.job, current.name)
+        if current.check is not None and (level := self.job.request.options.check):
+            current.check(self.job, level)
         return outputs
 
     def times_text(self) -> str:

@@ -101,7 +101,7 @@ def vector_notes(program: IntervalProgram) -> Iterator[tuple[str, str]]:
     """(vector, what it holds, or why it is not there) for the causal flag and the four vectors."""
     lower = any(leaf.lower is not None for leaf in leaves(program.tree))
     upper = any(leaf.upper is not None for leaf in leaves(program.tree))
-    free = "rows q < k are masked for free, without a vector" if program.causal else "off: some row may see a later key"
+    free = "rows q < k are masked for free, without a vector" if program.causal else "off: some key may be seen by an earlier row"
     absent_upper = (
         "absent: above its visible rows a key is masked only where q < k"
         if program.causal
@@ -171,8 +171,9 @@ def _property(result: CheckResult) -> tuple[str, str]:
 
 
 def _text(fn: MaskFn) -> str:
-    """The mask as written, without the rest of its file."""
-    return fn.span.text if fn.span is not None else fn.name
+    """The file as written, without its comments."""
+    lines = [line.partition("#")[0].rstrip() for line in (fn.source.text if fn.source is not None else fn.name).splitlines()]
+    return "\n".join(line for line in lines if line)
 
 
 def _data_lines(d: DataFacts) -> Iterator[str]:

@@ -54,7 +54,7 @@ class Prose:
     fn: MaskFn
 
     def expr(self, e: Expr) -> str:
-        """An integer expression. Sums and products of several words are put in brackets by whoever nests them."""
+        """An integer expression, without brackets around it."""
         match e:
             case Const(value):
                 return str(value)
@@ -82,9 +82,9 @@ class Prose:
             case Mod(a, b):
                 return f"{self._factor(a)} % {self._factor(b)}"
             case Min(terms):
-                return _choice("smaller", "smallest", [self.expr(t) for t in terms])
+                return f"min({', '.join(map(self.expr, terms))})"
             case Max(terms):
-                return _choice("larger", "largest", [self.expr(t) for t in terms])
+                return f"max({', '.join(map(self.expr, terms))})"
             case IfElse(cond, then, orelse):
                 return f"({self.expr(then)} if {self.pred(cond)}, else {self.expr(orelse)})"
             case StartOf(of, ordinal):
@@ -96,7 +96,7 @@ class Prose:
             case EdgeEnd(of, edge, index):
                 return f"end of {self._edge(of, edge, index)}"
             case FirstRow(name, value):
-                return f"the first row whose {name} is >= {self.expr(value)}"
+                return f"first row with {name} >= {self.expr(value)}"
             case _:
                 assert_never(e)
 
@@ -195,13 +195,13 @@ class Prose:
         ordered = sorted(terms, key=lambda t: (isinstance(t, Const), _sign(t) < 0))
         out = ""
         for term in ordered:
-            sign, text = _sign(term), self._factor(_magnitude(term))
+            sign, text = _sign(term), self.expr(_magnitude(term))
             out += (f" {'-' if sign < 0 else '+'} " if out else "-" if sign < 0 else "") + text
         return out
 
     def _factor(self, e: Expr) -> str:
         text = self.expr(e)
-        return f"({text})" if isinstance(e, Add) else text
+        return f"({text})" if isinstance(e, Add | FloorDiv | Mod) else text
 
     def _clause(self, p: Pred) -> str:
         text = self.pred(p)
@@ -227,12 +227,6 @@ def _magnitude(e: Expr) -> Expr:
             return Mul(Const(abs(value)), other)
         case _:
             return e
-
-
-def _choice(of_two: str, of_many: str, parts: list[str]) -> str:
-    if len(parts) == 2:
-        return f"the {of_two} of {parts[0]} and {parts[1]}"
-    return f"the {of_many} of {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _a(noun: str) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from maskc.diagnostics import Diagnostic, MaskcError
+from maskc.ir.printer import print_check
 from maskc.ir.verdict import CheckResult, Counterexample, Proven, Refuted, Unknown
 
 if TYPE_CHECKING:
     from maskc.compiled import CompiledMask
     from maskc.frontend import TypedFile
     from maskc.ir.intervals import IntervalProgram
-    from maskc.ir.nodes import Check, MaskFn
+    from maskc.ir.nodes import MaskFn
 
 
 def load(target: str | Path) -> CompiledMask:
@@ -87,17 +88,15 @@ def _undecided(fn: MaskFn, reason: str) -> Diagnostic:
 
 
 def _broken(fn: MaskFn, result: CheckResult) -> Diagnostic:
-    return Diagnostic("M303", f"`{claim(result.check)}` does not hold for `{fn.name}`", result.check.span, None, _detail(result))
+    return Diagnostic(
+        "M303", f"`{print_check(result.check)}` does not hold for `{fn.name}`", result.check.span, None, _detail(result)
+    )
 
 
 def _undecided_claim(result: CheckResult) -> Diagnostic:
-    return Diagnostic("W302", f"`{claim(result.check)}` is neither proved nor refuted", result.check.span, None, _detail(result))
-
-
-def claim(check: Check) -> str:
-    """A claim as it is written in a file: `check isolated by doc`."""
-    by = f" by {check.of}" if check.of is not None else ""
-    return f"check {check.kind}{by}"
+    return Diagnostic(
+        "W302", f"`{print_check(result.check)}` is neither proved nor refuted", result.check.span, None, _detail(result)
+    )
 
 
 def _detail(result: CheckResult) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,28 @@
+"""Checks after a stage, under --check / MASKC_CHECK: 1 reads the text forms back, 2 also asks the oracle.
+
+A failure is a fault of maskc (M599), never of the mask.
+"""
+
+from __future__ import annotations
+
+from maskc.diagnostics import error
+from maskc.ir.intervals import IntervalProgram
+from maskc.ir.nodes import MaskFn
+
+
+def verify_fn(fn: MaskFn) -> None:
+    """The IR text reads back as the same mask."""
+    from maskc.ir.printer import print_fn
+    from maskc.ir.reader import read_fn
+
+    if read_fn(print_fn(fn)) != fn:
+        raise error("M599", f"internal error: the IR text of `{fn.name}` does not read back")
+
+
+def verify_program(fn: MaskFn, program: IntervalProgram) -> None:
+    """The text of the lowered mask reads back as the same program."""
+    from maskc.ir.printer import print_program
+    from maskc.ir.reader import read_program
+
+    if read_program(print_program(program)) != program:
+        raise error("M599", f"internal error: the intervals of `{fn.name}` do not read back")

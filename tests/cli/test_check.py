@@ -1,0 +1,64 @@
+"""`maskc check`: statuses, reports, and every error of every file in one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from maskc.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SUITE = Path(__file__).parents[1] / "data" / "suite"
+
+
+def test_proved_masks_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(str(p) for p in EXAMPLES.glob("*.mask"))
+    assert main(["check", "--strict", *files]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == files
+    assert all("is proved" in line for line in lines)
+
+
+def test_refused_masks_end_with_1_and_do_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    bad, good = str(SUITE / "91_bad_scatter.mask"), str(EXAMPLES / "causal.mask")
+    assert main(["check", bad, good]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("error[M201]: ")
+    assert "scatter is refused" in err
+    assert f"{good}: causal is proved" in out
+
+
+def test_all_masks_of_a_file_are_checked_unless_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.mask"
+    path.write_text("mask a = k <= q\nmask b = true\n")
+    assert main(["check", str(path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["check", f"{path}:b"]) == 0
+    assert capsys.readouterr().out.count("proved") == 1
+
+
+def test_every_error_of_a_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two_errors.mask"
+    path.write_text("input window : int\nmask a = q < windw\nmask b = k < widow\n")
+    assert main(["check", str(path)]) == 1
+    assert capsys.readouterr().err.count("error[M101]") == 2
+
+
+def test_a_claim_that_does_not_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "claim.mask"
+    path.write_text("mask full = true\ncheck causal\n")
+    assert main(["check", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error[M303]: `check causal` does not hold for `full`")
+    assert f"{path}:2:1" in err
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json", str(SUITE / "91_bad_scatter.mask"), str(EXAMPLES / "doc_causal.mask")]) == 1
+    bad, good = json.loads(capsys.readouterr().out)
+    assert (bad["outcome"], good["outcome"]) == ("refused", "proved")
+    assert bad["diagnostics"][0]["code"] == "M201"
+    assert bad["diagnostics"][0]["line"] == 2
+    assert (good["causal"], good["vectors"], good["claims"]) == (True, ["lts"], 2)
