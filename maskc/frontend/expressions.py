@@ -6,46 +6,20 @@ look at: whether a predicate can be lowered (ir), declarations (typecheck), fact
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Protocol, assert_never
+from dataclasses import dataclass, field
+from typing import assert_never
 
 from maskc.diagnostics import Span
 from maskc.frontend import ast, build, units
+from maskc.frontend.hints import count, cut, how_to_declare, is_constant, seen_from, short, short_span, unit_hint
 from maskc.frontend.reads import Reads
+from maskc.frontend.scope import Macro, Scope
 from maskc.frontend.units import PLAIN, POSITION, Kind
 from maskc.frontend.values import BAD, Bad, Number, Ref, Truth, Value, describe
 from maskc.frontend.words import ATTRIBUTES, BUILTINS, COORDINATES, did_you_mean
 from maskc.ir import nodes as ir
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Macro:
-    """A `let` with parameters."""
-
-    name: str
-    params: tuple[str, ...]
-
-
-class Scope(Protocol):
-    """What an expression may ask of the file it stands in."""
-
-    def report(self, code: str, message: str, span: Span, hint: str | None = None) -> Bad: ...
-
-    def lookup(self, name: str) -> Value | Macro | None:
-        """A constant, input, value `let` or mask as a value; a `let` with parameters; None if unknown."""
-        ...
-
-    def expand(self, name: str, args: tuple[Value, ...], span: Span) -> Value: ...
-
-    def known_names(self) -> list[str]: ...
-
-    def sets(self) -> list[str]: ...
-
-    def divisor(self, name: str, span: Span) -> None:
-        """Note that the scalar input `name` must be known to be >= 1."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +42,7 @@ class Typer:
                 return BAD
             case _:
                 hint = "use `if ... then ... else ...` to make a number of a condition" if isinstance(v, Truth) else None
-                return self.report("M106", f"`{_short(e)}` is {describe(v)}; a number must stand here", e.span, hint)
+                return self.report("M106", f"`{short(e)}` is {describe(v)}; a number must stand here", e.span, hint)
 
     def truth(self, e: ast.Expr) -> Truth | Bad:
         v = self.value(e)
@@ -78,15 +52,18 @@ class Typer:
             case Bad():
                 return BAD
             case _:
-                hint = "compare it, for example `<= q`" if isinstance(v, Number) else None
-                return self.report("M106", f"`{_short(e)}` is {describe(v)}; a condition must stand here", e.span, hint)
+                hint = f"compare it with something, as in `{short(e)} >= 1`" if isinstance(v, Number) else None
+                return self.report("M106", f"`{short(e)}` is {describe(v)}; a condition must stand here", e.span, hint)
 
     def plain_truth(self, e: ast.Expr) -> Truth | Bad:
         """A condition that holds no block table."""
-        v = self.truth(e)
+        return self._without_table(self.truth(e))
+
+    def _without_table(self, v: Truth | Bad) -> Truth | Bad:
         if isinstance(v, Truth) and v.tables:
             name, span = v.tables[0]
-            return self.report("M120", f"the block table `{name}` may only stand as a top-level `and` term of a mask", span)
+            text = f"the block table `{name}` may only stand as a top-level `and` term of a mask"
+            return self.report("M120", text, span, "join it to the other conditions with `and`")
         return v
 
     def report(self, code: str, message: str, span: Span, hint: str | None = None) -> Bad:
@@ -132,7 +109,7 @@ class Typer:
 
     def _int(self, value: int, span: Span) -> Value:
         if not INT32_MIN <= value <= INT32_MAX:
-            return self.report("M112", f"`{_cut(span.text)}` does not fit in 32 bits", span, f"the largest number is {INT32_MAX}")
+            return self.report("M112", f"`{cut(span.text)}` does not fit in 32 bits", span, f"the largest number is {INT32_MAX}")
         return Number(ir.Const(value, span=span), PLAIN)
 
     def _folded(self, expr: ir.Expr, unit: units.Unit, span: Span) -> Value:
@@ -150,7 +127,7 @@ class Typer:
                 return self._bare(v.decl, e)
             case Macro():
                 example = f"write `{v.name}({', '.join(v.params)})`"
-                return self.report("M114", f"`{v.name}` needs {_count(len(v.params), 'argument')}", e.span, example)
+                return self.report("M114", f"`{v.name}` needs {count(len(v.params), 'argument')}", e.span, example)
             case _:
                 assert_never(v)
 
@@ -159,22 +136,16 @@ class Typer:
         name = e.text
         if name in self.params:
             return self.params[name]
-        if name in COORDINATES:
-            if self.constant:
-                return self.report(
-                    "M112", f"`{name}` is not a constant", e.span, "constants are made of numbers and other constants"
-                )
-            return self._coordinate(name, e.span)
-        found = self.scope.lookup(name)
-        if self.constant and isinstance(found, (Ref, Macro)):
+        found = self._coordinate(name, e.span) if name in COORDINATES else self.scope.lookup(name)
+        if self.constant and not is_constant(found):
             return self.report("M112", f"`{name}` is not a constant", e.span, "constants are made of numbers and other constants")
         if found is not None:
-            return _seen_from(found, e.span)
+            return seen_from(found, e.span)
         if name in BUILTINS:
             example = {"same": "same(doc)", "first": "k in first(doc)", "last": "q in last(doc)", "abs": "abs(q - k)"}
             return self.report("M114", f"`{name}` needs an argument", e.span, f"write `{example.get(name, f'{name}(q, k)')}`")
         candidates = [*self.scope.known_names(), *self.params, *COORDINATES, *BUILTINS, "true", "false"]
-        return self.report("M101", f"unknown name `{name}`", e.span, did_you_mean(name, candidates, _declare(name)))
+        return self.report("M101", f"unknown name `{name}`", e.span, did_you_mean(name, candidates, how_to_declare(name)))
 
     def _coordinate(self, name: str, span: Span) -> Number:
         match name:
@@ -217,8 +188,8 @@ class Typer:
                 hint = did_you_mean(e.text, self.scope.sets(), f"declare `input {e.text} : segments`")
                 self.report("M101", f"unknown name `{e.text}`", e.span, hint)
             case _:
-                what = f"`{e.text}` is no set"
-                self.report("M116", f"{role} needs segments or spans; {what}", e.span, did_you_mean(e.text, self.scope.sets()))
+                hint = did_you_mean(e.text, self.scope.sets(), "declare one, for example `input doc : segments`")
+                self.report("M116", f"{role} needs segments or spans; `{e.text}` is no set", e.span, hint)
         return None
 
     # ---- reads
@@ -266,7 +237,7 @@ class Typer:
                 return Reads(self.scope, e).indexed(decl, good, e.args)
             case Macro():
                 return self.report(
-                    "M105", f"`{name}` is a `let` with parameters", e.of.span, f"write `{name}({_short(e.args[0])})`"
+                    "M105", f"`{name}` is a `let` with parameters", e.of.span, f"write `{name}({short(e.args[0])})`"
                 )
             case _:
                 return self.report("M105", f"`{name}` is one value and takes no index", e.of.span, f"write `{name}`")
@@ -282,14 +253,14 @@ class Typer:
             case Macro():
                 args = tuple(self._argument(a) for a in e.args)
                 if len(args) != len(known.params):
-                    text = f"`{name}` takes {_count(len(known.params), 'argument')}, not {len(args)}"
+                    text = f"`{name}` takes {count(len(known.params), 'argument')}, not {len(args)}"
                     return self.report("M114", text, e.span, f"write `{name}({', '.join(known.params)})`")
                 return BAD if any(isinstance(a, Bad) for a in args) else self.scope.expand(name, args, e.span)
             case Bad():
                 return BAD
             case Ref():
                 return self.report(
-                    "M114", f"`{name}` is an input, read with brackets", e.span, f"write `{name}[{_short(e.args[0])}]`"
+                    "M114", f"`{name}` is an input, read with brackets", e.span, f"write `{name}[{short(e.args[0])}]`"
                 )
             case _:
                 return self.report("M114", f"`{name}` takes no arguments", e.span, f"write `{name}`")
@@ -303,24 +274,24 @@ class Typer:
         return self.value(e)
 
     def _builtin(self, e: ast.Call) -> Value:
-        name, count = e.of.text, len(e.args)
+        name, given = e.of.text, len(e.args)
         if name in ("first", "last"):
-            hint = f"write `k in {name}({_short(e.args[0])})` or `q in {name}({_short(e.args[0])})`"
+            hint = f"write `k in {name}({short(e.args[0])})` or `q in {name}({short(e.args[0])})`"
             return self.report("M114", f"`{name}` only stands after `in`", e.span, hint)
         if name == "same":
             arg = e.args[0]
-            if count != 1 or not isinstance(arg, ast.Name):
+            if given != 1 or not isinstance(arg, ast.Name):
                 return self.report(
                     "M116", "`same` takes the name of one set", e.span, "write `same(doc)`: q and k lie in one segment of it"
                 )
             decl = self.set_named(arg, "`same`")
             return BAD if decl is None else Truth(ir.Same(decl.name, span=e.span))
         args = [self.number(a) for a in e.args]
-        if count != 1 if name == "abs" else count < 2:
+        if given != 1 if name == "abs" else given < 2:
             wanted = "one argument" if name == "abs" else "two arguments or more"
-            return self.report("M114", f"`{name}` takes {wanted}, not {count}", e.span)
+            return self.report("M114", f"`{name}` takes {wanted}, not {given}", e.span)
         good = [a for a in args if isinstance(a, Number)]
-        if len(good) < count:
+        if len(good) < given:
             return BAD
         if name == "abs":
             return self._folded(build.absolute(good[0].expr, e.span), good[0].unit, e.span)
@@ -328,7 +299,7 @@ class Typer:
         for arg, number in zip(e.args, good, strict=True):
             joined = units.join(unit, number.unit)
             if joined is None:
-                return self.report("M107", f"`{_short(arg)}` is {number.unit}, but {unit} stands beside it in `{name}`", arg.span)
+                return self.report("M107", f"`{short(arg)}` is {number.unit}, but {unit} stands beside it in `{name}`", arg.span)
             unit = joined
         return self._folded(build.extremum(name, tuple(n.expr for n in good), e.span), unit, e.span)
 
@@ -354,7 +325,7 @@ class Typer:
             verb, word = ("adds", "to") if e.op == "+" else ("subtracts", "from")
             first, second = (a, b) if e.op == "+" else (b, a)
             hint = "a length is a difference of positions: `q - k`" if {a.unit, b.unit} == {POSITION} else None
-            return self.report("M108", f"`{_short(e)}` {verb} {first.unit} {word} {second.unit}", e.span, hint)
+            return self.report("M108", f"`{short(e)}` {verb} {first.unit} {word} {second.unit}", e.span, hint)
         make = {
             "+": build.add,
             "-": build.subtract,
@@ -370,13 +341,13 @@ class Typer:
             case ir.Const(value) if value >= 1:
                 return True
             case ir.Const(value):
-                self.report("M113", f"the divisor `{_short(e.b)}` is {value}; it must be at least 1", e.b.span)
+                self.report("M113", f"the divisor `{short(e.b)}` is {value}; it must be at least 1", e.b.span)
             case ir.Scalar(name):
                 self.scope.divisor(name, e.b.span)
                 return True
             case _:
                 hint = "name it: `const B = 4` or `input B : int where B >= 1`"
-                self.report("M113", f"the divisor `{_short(e.b)}` is neither a constant nor a scalar input", e.b.span, hint)
+                self.report("M113", f"the divisor `{short(e.b)}` is neither a constant nor a scalar input", e.b.span, hint)
         return False
 
     # ---- conditions
@@ -394,26 +365,26 @@ class Typer:
         match a, b:
             case Number(), Number():
                 if units.join(a.unit, b.unit) is None:
-                    text = f"`{_short_span(span)}` compares {a.unit} with {b.unit}"
-                    self.report("M107", text, span, _unit_hint(left, a, b) or _unit_hint(right, b, a))
+                    text = f"`{short_span(span)}` compares {a.unit} with {b.unit}"
+                    self.report("M107", text, span, unit_hint(left, a, b) or unit_hint(right, b, a))
                     return None
                 return build.compare(op, a.expr, b.expr, span)
             case (Bad(), _) | (_, Bad()):
                 return None
             case Truth(), Truth() if op in ("==", "!="):
-                x, y = self.plain_truth(left), self.plain_truth(right)
+                x, y = self._without_table(a), self._without_table(b)
                 if isinstance(x, Bad) or isinstance(y, Bad):
                     return None
                 other = build.negation(y.pred, span)
                 return build.choice(x.pred, *((y.pred, other) if op == "==" else (other, y.pred)), span)
             case Truth(), Truth():
-                text = f"`{_short_span(span)}` orders two conditions"
+                text = f"`{short_span(span)}` orders two conditions"
                 self.report("M106", text, span, "combine conditions with `and`, `or`, `not`, or compare them with `==`")
                 return None
             case _:
                 odd, where = (left, a) if not isinstance(a, Number) else (right, b)
                 hint = "combine conditions with `and`, `or` and `not`" if isinstance(where, Truth) else None
-                self.report("M106", f"`{_short(odd)}` is {describe(where)}; a number must stand here", odd.span, hint)
+                self.report("M106", f"`{short(odd)}` is {describe(where)}; a number must stand here", odd.span, hint)
                 return None
 
     def _in(self, e: ast.In) -> Value:
@@ -441,7 +412,7 @@ class Typer:
                     return self.report("M107", text, e.span, "both must count the same thing")
                 return BAD if isinstance(cond, Bad) else Number(build.choose(cond.pred, then.expr, orelse.expr, e.span), unit)
             case Truth(), Truth():
-                x, y = self.plain_truth(e.then), self.plain_truth(e.orelse)
+                x, y = self._without_table(then), self._without_table(orelse)
                 if isinstance(x, Bad) or isinstance(y, Bad) or isinstance(cond, Bad):
                     return BAD
                 return Truth(build.choice(cond.pred, x.pred, y.pred, e.span))
@@ -450,42 +421,3 @@ class Typer:
             case _:
                 text = f"one branch is {describe(then)}, the other {describe(orelse)}"
                 return self.report("M106", text, e.span, "both must be numbers or both conditions")
-
-
-def _seen_from(v: Value | Macro, span: Span) -> Value | Macro:
-    """A constant or scalar input has the span of its use, so that errors point there; a `let` keeps its own."""
-    if isinstance(v, Number) and isinstance(v.expr, (ir.Const, ir.Scalar)):
-        return replace(v, expr=replace(v.expr, span=span))
-    return v
-
-
-def _unit_hint(e: ast.Expr, own: Number, other: Number) -> str | None:
-    """`doc[k]` beside a position was meant as `doc.start[k]`, beside a length as `doc.pos[k]`."""
-    attr = {Kind.POSITION: "start", Kind.LENGTH: "pos"}.get(other.unit.kind)
-    if own.unit.kind is Kind.ORDINAL and attr is not None and isinstance(e, ast.Index):
-        return f"did you mean `{e.of.text}.{attr}[{_short(e.args[0])}]`?"
-    if own.unit.kind is Kind.LENGTH and other.unit.kind is Kind.POSITION and isinstance(e, ast.Attr) and e.index is not None:
-        if e.attr.text == "len":
-            return f"did you mean `{e.of.text}.end[{_short(e.index)}]`?"
-        return f"did you mean `{_short(e.index)}`?"
-    return None
-
-
-def _declare(name: str) -> str:
-    return f"declare it, for example `input {name} : int`"
-
-
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}"
-
-
-def _short(e: ast.Expr) -> str:
-    return _short_span(e.span)
-
-
-def _short_span(span: Span) -> str:
-    return _cut(" ".join(span.text.split()))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

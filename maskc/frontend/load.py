@@ -164,7 +164,7 @@ def _read(path: str, folder: Path, span: Span | None) -> str:
         raise error(code, f"cannot read {where}: it is not UTF-8 text (byte {e.start})", span) from None
     except (OSError, ValueError) as e:
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
-        hint = None
+        hint = None if span is None else "paths are relative to the folder of the file that has the `use`"
         if isinstance(e, FileNotFoundError) and where.parent.is_dir():
-            hint = did_you_mean(where.name, (f.name for f in where.parent.glob("*.mask")))
+            hint = did_you_mean(where.name, (f.name for f in where.parent.glob("*.mask")), hint)
         raise error(code, f"cannot read {where}: {reason}", span, hint) from None

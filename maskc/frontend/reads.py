@@ -11,7 +11,7 @@ from maskc.ir import nodes as ir
 
 if TYPE_CHECKING:
     from maskc.diagnostics import Span
-    from maskc.frontend.expressions import Scope
+    from maskc.frontend.scope import Scope
 
 
 class Reads:

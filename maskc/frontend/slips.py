@@ -133,11 +133,9 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
     word, span = str(token), _at(source, pos, len(token))
     before = source.text[start:pos].rstrip()
     if expected >= {"MASK", "INPUT"}:
-        hint = f"a file is made of {quoted(DECLARATIONS)} declarations"
-        guess = closest(word, DECLARATIONS)
-        return Diagnostic(
-            "M006", f"unexpected `{word}`: expected a declaration", span, f"did you mean `{guess}`?" if guess else hint
-        )
+        made_of = f"a file is made of {quoted(DECLARATIONS)} declarations"
+        help_line = did_you_mean(word, DECLARATIONS, made_of)
+        return Diagnostic("M006", f"unexpected `{word}`: expected a declaration", span, help_line)
     if word in KEYWORDS and "NAME" in expected and not (expected & {"INT"} and word in ("and", "or", "in", "then", "else")):
         return _reserved(span)
     if word in ")]":
@@ -163,12 +161,12 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
         words = [t.lower() for t in expected if t.lower() in KEYWORDS] + (list(DECLARATIONS) if line_start else [])
         if (guess := closest(word, words)) is not None:
             return Diagnostic("M006", f"unexpected `{word}`", span, f"did you mean `{guess}`?")
-    hint: str | None = None
+    advice: str | None = None
     if token.type == "COMPARE" and "WHERE" in expected:
-        hint = "facts about an input follow `where`, as in `input window : int where window >= 1`"
+        advice = "facts about an input follow `where`, as in `input window : int where window >= 1`"
     elif word == "(" and re.search(r"\.\s*\w+$", before):
-        hint = "attributes are read with brackets, as in `doc.start[k]`"
-    return Diagnostic("M001", f"unexpected `{word}`: expected {_listed(expected)}", span, hint)
+        advice = "attributes are read with brackets, as in `doc.start[k]`"
+    return Diagnostic("M001", f"unexpected `{word}`: expected {_listed(expected)}", span, advice)
 
 
 def _listed(expected: frozenset[str]) -> str:

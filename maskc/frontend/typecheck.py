@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from maskc.diagnostics import Diagnostic, Span
 from maskc.frontend import ast, build, facts, inputs
-from maskc.frontend.expressions import Macro, Typer
+from maskc.frontend.expressions import Typer
 from maskc.frontend.parser import Parsed
+from maskc.frontend.scope import Macro
 from maskc.frontend.session import Session
 from maskc.frontend.units import PLAIN
 from maskc.frontend.values import BAD, Bad, Number, Ref, Truth, Value
@@ -182,6 +183,7 @@ class Checker:
         elif isinstance(d, ast.Input) and d.type.kind in ("segments", "spans") and name in (*AXES, "block"):
             why = f"`per {name}` would mean two things"
         if why is not None:
+            self._broken.add(name)
             self.report("M110", f"`{name}` cannot be a name: {why}", d.name.span, f"try `{name}_` or a longer word")
         return why is None
 
@@ -231,7 +233,7 @@ class Checker:
     def check_divisors(self) -> None:
         """Every scalar that divides must be declared >= 1, here or by an `assume`."""
         known = facts.at_least_one([*self.assumes, *(w for d in self.inputs.values() for w in d.where)])
-        for name, span in self._divisors:
+        for name, span in dict(reversed(self._divisors)).items():
             if name not in known:
                 self.report(
                     "M113",
@@ -247,6 +249,8 @@ class Checker:
         for d in self.module.decls:
             if isinstance(d, (ast.Const, ast.Let, ast.Mask)) and self._entities.get(d.name.text) is d:
                 self.lookup(d.name.text)
+                if isinstance(d, ast.Let) and d.params:
+                    self._check_unapplied(d)
         checks = tuple(c for d in self.module.decls if isinstance(d, ast.Check) if (c := self._check(d)) is not None)
         all_inputs, assumes = self._with_imports()
         self._report_unused()
@@ -270,6 +274,12 @@ class Checker:
                 ir.MaskFn(d.name.text, all_inputs, value.pred, tuple(assumes), tables, checks, square, source, span=d.name.span)
             )
         return tuple(made)
+
+    def _check_unapplied(self, d: ast.Let) -> None:
+        """What is wrong in a `let` with parameters whatever its arguments are."""
+        self._active.append(d.name.text)
+        Typer(self, {p.text: BAD for p in d.params}).value(d.body)
+        self._active.pop()
 
     def _check(self, d: ast.Check) -> ir.Check | None:
         if d.of is None:
@@ -347,8 +357,8 @@ class Checker:
 
     def _report_unused(self) -> None:
         """An input that no mask uses was meant to matter; a `let` that nothing uses may be a leftover."""
-        if self._incomplete:
-            return
+        if self._incomplete or {"M101", "M109", "M110"} & {d.code for d in self.session.errors}:
+            return  # a misspelt or broken name may be the missing use
         decls = self.module.decls
         masks = [d.name.text for d in decls if isinstance(d, ast.Mask)]
         library = not masks
