@@ -1,0 +1,505 @@
+"""IntervalProgram -> C text: the masked rows of one key column, from the bound inputs alone.
+
+One text serves the preparation kernel and, compiled as host C++, its test. It needs `device/columns.cuh`. What it does
+not look at: whether the data obey the `where` clauses (binding does), batch broadcasting (strides of 0 do), and block
+tables (they act on tiles, not on columns).
+
+Arithmetic is exact: 64-bit, and a mask whose values could leave 64 bits is refused here (M609).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from maskc.diagnostics import error
+from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree, Vector
+from maskc.ir.nodes import (
+    Add,
+    And,
+    BoolConst,
+    BoolField,
+    Col,
+    Compare,
+    Const,
+    EdgeEnd,
+    EdgeStart,
+    Expr,
+    Field,
+    FirstRow,
+    FloorDiv,
+    Head,
+    IfElse,
+    InEdge,
+    InputDecl,
+    InputKind,
+    InSet,
+    Item,
+    MaskFn,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Not,
+    Op,
+    Or,
+    Pred,
+    Row,
+    Same,
+    Scalar,
+    SegAttr,
+    SetEnd,
+    Size,
+    StartOf,
+)
+from maskc.ir.traverse import Node, walk
+
+_INT32_MAX = 2**31 - 1
+_LIMIT = 2**63 - 2**32  # so that a lookup of the value plus one is exact too
+
+# Nodes whose value comes from memory, or differs between mask heads.
+_DATA = Field | SegAttr | StartOf | SetEnd | EdgeStart | EdgeEnd | FirstRow | Head | BoolField | InSet | InEdge
+
+SlotType = Literal["Segments", "Vector", "Flags", "Scalar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One member of the struct `MaskInputs`: the input `name` as `{type} {name}_` (see device/columns.cuh)."""
+
+    name: str
+    type: SlotType
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCode:
+    """`text` defines `struct MaskInputs` and
+
+        Bounds mask_column(const MaskInputs& in, int b, int h, int k)
+
+    for batch item b, mask head h and key column k. `slots` are the members of the struct after `int nq, nk`, in order.
+    """
+
+    text: str
+    slots: tuple[Slot, ...]
+    vectors: tuple[Vector, ...]
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """A mask that reads no memory: its bounds are arithmetic in k, nq, nk and a few scalars.
+
+    `text` defines `struct MaskScalars { int nq, nk; int <scalar>_; ... }` and
+
+        Bounds mask_column(const MaskScalars& in, int k)
+
+    over device/columns.cuh. It may be compiled with `#define MASKC_INDEX int` before that header when `fits_int32` says
+    so of the values at hand.
+    """
+
+    text: str
+    scalars: tuple[str, ...]
+    vectors: tuple[Vector, ...]
+    causal: bool
+    bounds: tuple[Expr, ...]
+
+    def fits_int32(self, nq: int, nk: int, scalars: Mapping[str, int]) -> bool:
+        """Whether no intermediate value leaves 32 bits for these sizes and scalars."""
+
+        def largest(e: Expr) -> int:
+            match e:
+                case Size(name=name):
+                    return nq if name == "nq" else nk
+                case Scalar(name=name):
+                    return abs(scalars[name])
+                case _:
+                    return nk
+
+        return all(magnitude(e, largest) <= _INT32_MAX for e in self.bounds)
+
+
+def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
+    """The per-column text of a lowered mask. Raises M609 where an expression may leave 64 bits."""
+    _check_magnitudes(program)
+    slots = tuple(_slot(d) for d in fn.inputs if d.name in _names(fn, program))
+    members = "".join(f"  {s.type} {s.name}_;\n" for s in slots)
+    body = _Emitter(fn, closed=False).function(program)
+    text = (
+        f"struct MaskInputs {{\n  int nq, nk;\n{members}}};\n\n"
+        f"MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {{\n{body}}}\n"
+    )
+    return ColumnCode(text, slots, program.vectors, program.causal)
+
+
+def closed_form(fn: MaskFn, program: IntervalProgram) -> ClosedForm | None:
+    """The closed form of a mask whose bounds read nothing but sizes and scalars; None for every other mask."""
+    if any(isinstance(node, _DATA) for node in _nodes(program.tree)):
+        return None
+    _check_magnitudes(program)
+    scalars = tuple(d.name for d in fn.inputs if d.name in _names(fn, program))
+    members = "".join(f"  int {name}_;\n" for name in scalars)
+    body = _Emitter(fn, closed=True).function(program)
+    text = (
+        f"struct MaskScalars {{\n  int nq, nk;\n{members}}};\n\n"
+        f"MASKC_FN Bounds mask_column(const MaskScalars& in, int k_) {{\n{body}}}\n"
+    )
+    return ClosedForm(text, scalars, program.vectors, program.causal, tuple(_expressions(program.tree)))
+
+
+# ---------------------------------------------------------------- what a program reads
+
+
+def _nodes(tree: Tree) -> Iterator[Node]:
+    """Every expression and predicate that the columns are computed from, with its sub-terms."""
+    match tree:
+        case Branch(guard=guard, then=then, orelse=orelse):
+            yield from walk(guard)
+            yield from _nodes(then)
+            yield from _nodes(orelse)
+        case Leaf(lower=lower, upper=upper):
+            for interval in (lower, upper):
+                if interval is not None:
+                    yield from walk(interval.lo)
+                    yield from walk(interval.hi)
+        case _:
+            assert_never(tree)
+
+
+def _expressions(tree: Tree) -> Iterator[Expr]:
+    """The integer expressions among them."""
+    return (node for node in _nodes(tree) if isinstance(node, Expr))
+
+
+def _names(fn: MaskFn, program: IntervalProgram) -> set[str]:
+    """Inputs that the program reads; with the edges of a set comes its parent."""
+    names: set[str] = set()
+    for node in _nodes(program.tree):
+        match node:
+            case Scalar(name=name):
+                names.add(name)
+            case Field(name=name) | BoolField(name=name) | FirstRow(name=name):
+                names.add(name)
+                names |= {fn.input(name).per or ""} & {d.name for d in fn.inputs}
+            case SegAttr(of=of) | StartOf(of=of) | SetEnd(of=of) | InSet(of=of):
+                names.add(of)
+            case EdgeStart(of=of) | EdgeEnd(of=of) | InEdge(of=of):
+                names.add(of)
+                names |= {fn.input(of).within or of}
+    return names
+
+
+def _slot(decl: InputDecl) -> Slot:
+    match decl.kind:
+        case InputKind.SEGMENTS | InputKind.SPANS:
+            return Slot(decl.name, "Segments")
+        case InputKind.INT:
+            return Slot(decl.name, "Scalar" if decl.per is None else "Vector")
+        case InputKind.BOOL:
+            return Slot(decl.name, "Flags")
+        case InputKind.BLOCKS:
+            raise AssertionError(f"a block table stands in no column: {decl.name}")
+        case _:
+            assert_never(decl.kind)
+
+
+# ---------------------------------------------------------------- sizes of values
+
+
+def magnitude(e: Expr, leaf: Callable[[Expr], int] = lambda _: _INT32_MAX + 1) -> int:
+    """An upper bound of |e| and of everything computed on the way; `leaf` bounds whatever is read, not computed."""
+    match e:
+        case Const(value=value):
+            return abs(value)
+        case Add(terms=terms):
+            return sum(magnitude(t, leaf) for t in terms)
+        case Mul(a=a, b=b):
+            return magnitude(a, leaf) * magnitude(b, leaf)
+        case FloorDiv(a=a, b=b) | Mod(a=a, b=b):
+            return magnitude(a, leaf) + magnitude(b, leaf)  # the correction of a floor adds one divisor at most
+        case Min(terms=terms) | Max(terms=terms):
+            return max(magnitude(t, leaf) for t in terms)
+        case IfElse(then=then, orelse=orelse):
+            return max(magnitude(then, leaf), magnitude(orelse, leaf))
+        case _:
+            return leaf(e)
+
+
+def _check_magnitudes(program: IntervalProgram) -> None:
+    for e in _expressions(program.tree):
+        if magnitude(e) > _LIMIT:
+            raise error("M609", "this expression may need more than 64 bits", e.span, "inputs are 32-bit: multiply fewer of them")
+
+
+# ---------------------------------------------------------------- text
+
+_NEGATED: dict[Op, Op] = {"<=": ">", "<": ">=", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
+_SUM, _PRODUCT, _ATOM = 0, 1, 2  # binding strength of the text of an expression
+_OR, _AND, _TEST = 0, 1, 2  # and of a predicate
+
+
+class _Emitter:
+    """Writes the body of `mask_column`. Reads become named locals, hoisted to the scope that first needs them.
+
+    Every read is safe whatever the data: outside its tensor or set it yields 0 and says so, and a comparison that
+    depends on it is false in both polarities.
+    """
+
+    def __init__(self, fn: MaskFn, *, closed: bool) -> None:
+        self._fn = fn
+        self._closed = closed
+        self._lines: list[str] = []
+        self._scopes: list[dict[str, str]] = []  # text of a read -> its local
+        self._taken: set[str] = set()
+        self._known: list[str] = []  # tests that hold in the branch being written
+
+    def function(self, program: IntervalProgram) -> str:
+        self._lines = ["  const idx nq = in.nq, nk = in.nk, k = k_;"]
+        self._tree(program.tree, 1)
+        return "\n".join(self._lines) + "\n"
+
+    def _line(self, depth: int, text: str) -> None:
+        self._lines.append("  " * depth + text)
+
+    def _tree(self, tree: Tree, depth: int) -> None:
+        self._scopes.append({})
+        self._depth = depth
+        match tree:
+            case Branch(guard=guard, then=then, orelse=orelse):
+                test = self._pred(guard, True, _OR)
+                self._line(depth, f"if ({test}) {{")
+                taken = set(self._taken)
+                self._known.append(test)
+                self._tree(then, depth + 1)
+                self._known.pop()
+                self._taken = taken
+                self._line(depth, "}")
+                self._tree(orelse, depth)
+            case Leaf(lower=lower, upper=upper):
+                low = self._interval(lower) or "nq, nq"
+                high = self._interval(upper) or "0, 0"
+                self._line(depth, f"return bounds(nq, {low}, {high});")
+            case _:
+                assert_never(tree)
+        self._scopes.pop()
+
+    def _interval(self, interval: Interval | None) -> str | None:
+        return None if interval is None else f"{self._value(interval.lo)}, {self._value(interval.hi)}"
+
+    # ---- reads
+
+    def _read(self, name: str, type_: str, call: str) -> str:
+        """The local that holds `call`."""
+        for scope in self._scopes:
+            if call in scope:
+                return scope[call]
+        local, n = name, 2
+        while local in self._taken:
+            local, n = f"{name}_{n}", n + 1
+        self._taken.add(local)
+        self._scopes[-1][call] = local
+        self._line(self._depth, f"const {type_} {local} = {call};")
+        return local
+
+    def _found(self, of: str, index: Expr) -> str:
+        return self._read(f"{of}_at_{_short(index)}", "Found", f"find(in.{of}_, b, {self._index(index)})")
+
+    def _edge(self, of: str, edge: str, index: Expr) -> str:
+        parent = self._fn.input(of).within
+        if parent is None:
+            return self._read(f"{of}_{edge}", "Found", f"find_{edge}(in.{of}_, b)")
+        found = self._found(parent, index)
+        return self._read(f"{of}_{edge}_at_{_short(index)}", "Found", f"find_{edge}(in.{of}_, b, {found})")
+
+    def _field(self, name: str, index: Expr) -> str:
+        per = self._fn.input(name).per
+        assert per is not None
+        match per:
+            case "head":
+                at = "0"  # h picks the head of every vector
+            case "key" | "row":
+                at = self._index(index)
+            case _:
+                at = f"{self._found(per, index)}.i"
+        return self._read(f"{name}_at_{_short(index)}", "Read", f"read(in.{name}_, b, h, {at})")
+
+    def _index(self, index: Expr) -> str:
+        """An index, -1 where it depends on a read outside: no set and no tensor has a token -1."""
+        inside = _unique(self._inside(index))
+        return f"({' && '.join(inside)} ? {self._value(index)} : -1)" if inside else self._value(index)
+
+    # ---- integers
+
+    def _value(self, e: Expr, strength: int = _SUM) -> str:
+        text, own = self._value_of(e)
+        return text if own >= strength else f"({text})"
+
+    def _value_of(self, e: Expr) -> tuple[str, int]:
+        constant = _constant(e)
+        if constant is not None:
+            return str(constant), _ATOM if constant >= 0 else _SUM
+        match e:
+            case Size(name=name):
+                return name, _ATOM
+            case Scalar(name=name):
+                call = f"in.{name}_" if self._closed else f"scalar(in.{name}_, b)"
+                return self._read(f"{name}_value", "idx", call), _ATOM
+            case Col():
+                return "k", _ATOM
+            case Head():
+                return "idx(h)", _ATOM
+            case Field(name=name, index=index):
+                return f"{self._field(name, index)}.value", _ATOM
+            case SegAttr(of=of, attr=attr, index=index):
+                found = self._found(of, index)
+                match attr:
+                    case "start" | "end":
+                        return f"{found}.{attr}", _ATOM
+                    case "ordinal":
+                        return f"{found}.i", _ATOM
+                    case "len":
+                        return f"{found}.end - {found}.start", _SUM
+                    case "pos":
+                        return f"{self._value(index, _PRODUCT)} - {found}.start", _SUM
+                    case _:
+                        assert_never(attr)
+            case Add():
+                return self._sum(e), _SUM
+            case Mul(a=a, b=b):
+                if a == Const(-1):
+                    return f"-{self._value(b, _ATOM)}", _SUM
+                return f"{self._value(a, _PRODUCT)} * {self._value(b, _ATOM)}", _PRODUCT
+            case FloorDiv(a=a, b=b):
+                return f"floor_div({self._value(a)}, {self._value(b)})", _ATOM
+            case Mod(a=a, b=b):
+                return f"floor_mod({self._value(a)}, {self._value(b)})", _ATOM
+            case Min(terms=terms):
+                return self._nested("min2", terms), _ATOM
+            case Max(terms=terms):
+                return self._nested("max2", terms), _ATOM
+            case IfElse(cond=cond, then=then, orelse=orelse):
+                test = self._pred(cond, True, _TEST)
+                return f"({test} ? idx({self._value(then)}) : idx({self._value(orelse)}))", _ATOM
+            case StartOf(of=of, ordinal=ordinal):
+                return self._read(f"{of}_start_of", "idx", f"start_of(in.{of}_, b, {self._value(ordinal)})"), _ATOM
+            case EdgeStart(of=of, edge=edge, index=index):
+                return f"{self._edge(of, edge, index)}.start", _ATOM
+            case EdgeEnd(of=of, edge=edge, index=index):
+                return f"{self._edge(of, edge, index)}.end", _ATOM
+            case FirstRow(name=name, value=value):
+                return self._read(f"{name}_first", "idx", f"first_at_least(in.{name}_, b, h, {self._value(value)})"), _ATOM
+            case SetEnd(of=of):
+                return self._read(f"{of}_end", "idx", f"set_end(in.{of}_, b)"), _ATOM
+            case Const() | Row() | Item():
+                raise AssertionError(f"not an expression of a column: {e}")
+            case _:
+                assert_never(e)
+
+    def _sum(self, e: Add) -> str:
+        """Constants last and folded, negative terms subtracted."""
+        text, rest = "", 0
+        for term in e.terms:
+            constant = _constant(term)
+            if constant is not None:
+                rest += constant
+            elif isinstance(term, Mul) and term.a == Const(-1) and text:
+                text += f" - {self._value(term.b, _PRODUCT)}"
+            else:
+                text += f"{' + ' if text else ''}{self._value(term, _PRODUCT if text else _SUM)}"
+        return text if rest == 0 else f"{text} {'+' if rest > 0 else '-'} {abs(rest)}"
+
+    def _nested(self, function: str, terms: tuple[Expr, ...]) -> str:
+        text = self._value(terms[-1])
+        for term in reversed(terms[:-1]):
+            text = f"{function}({self._value(term)}, {text})"
+        return text
+
+    # ---- truth
+
+    def _pred(self, p: Pred, want: bool, strength: int) -> str:
+        """Text that is true iff `p` is `want`."""
+        text, own = self._pred_of(p, want)
+        return text if own >= strength else f"({text})"
+
+    def _pred_of(self, p: Pred, want: bool) -> tuple[str, int]:
+        match p:
+            case BoolConst(value=value):
+                return ("true" if value is want else "false"), _TEST
+            case BoolField(name=name, index=index):
+                return f"{'' if want else '!'}{self._field(name, index)}.value", _TEST
+            case Compare(op=op, a=a, b=b):
+                test = f"{self._value(a)} {op if want else _NEGATED[op]} {self._value(b)}"
+                inside = [t for t in _unique([*self._inside(a), *self._inside(b)]) if t not in self._known]
+                return (" && ".join([*inside, test]), _AND) if inside else (test, _TEST)
+            case InSet(of=of, index=index):
+                return f"{self._found(of, index)}.i {'>=' if want else '<'} 0", _TEST
+            case InEdge(of=of, edge=edge, index=index):
+                at = self._value(index)
+                return f"{'' if want else '!'}inside({self._edge(of, edge, index)}, {at})", _TEST
+            case Not(term=term):
+                return self._pred_of(term, not want)
+            case And(terms=terms) | Or(terms=terms):
+                both = isinstance(p, And) is want
+                parts = _unique([self._pred(t, want, _AND if both else _TEST) for t in terms])
+                if not parts:
+                    return ("true" if both else "false"), _TEST
+                if len(parts) == 1:
+                    return parts[0], _AND if both else _TEST
+                return (" && " if both else " || ").join(parts), _AND if both else _OR
+            case Same():
+                raise AssertionError("`same` depends on the row")
+            case _:
+                assert_never(p)
+
+    def _inside(self, e: Expr) -> list[str]:
+        """Tests that hold iff every read of `e` lies inside its tensor and its set."""
+        match e:
+            case Field(name=name, index=index):
+                return [f"{self._field(name, index)}.ok"]
+            case SegAttr(of=of, index=index):
+                return [f"{self._found(of, index)}.i >= 0"]
+            case EdgeStart(of=of, edge=edge, index=index) | EdgeEnd(of=of, edge=edge, index=index):
+                return [] if self._fn.input(of).within is None else [f"{self._edge(of, edge, index)}.i >= 0"]
+            case Add(terms=terms) | Min(terms=terms) | Max(terms=terms):
+                return [c for t in terms for c in self._inside(t)]
+            case Mul(a=a, b=b) | FloorDiv(a=a, b=b) | Mod(a=a, b=b):
+                return [*self._inside(a), *self._inside(b)]
+            case StartOf(ordinal=inner) | FirstRow(value=inner):
+                return self._inside(inner)
+            case IfElse(cond=cond, then=then, orelse=orelse):
+                yes, no = _unique(self._inside(then)), _unique(self._inside(orelse))
+                if not yes and not no and not any(isinstance(n, _DATA) for n in walk(cond)):
+                    return []  # one side or the other holds, and either is fine
+                true, false = self._pred(cond, True, _TEST), self._pred(cond, False, _AND)
+                return [f"({true} ? {' && '.join(yes) or 'true'} : {' && '.join([false, *no])})"]
+            case _:
+                return []
+
+
+def _constant(e: Expr) -> int | None:
+    """The value of an expression that reads nothing, else None."""
+    match e:
+        case Const(value=value):
+            return value
+        case Add(terms=terms) | Min(terms=terms) | Max(terms=terms):
+            values = [_constant(t) for t in terms]
+            known = [v for v in values if v is not None]
+            if len(known) < len(values):
+                return None
+            return sum(known) if isinstance(e, Add) else min(known) if isinstance(e, Min) else max(known)
+        case Mul(a=a, b=b) | FloorDiv(a=a, b=b) | Mod(a=a, b=b):
+            x, y = _constant(a), _constant(b)
+            if x is None or y is None:
+                return None
+            return x * y if isinstance(e, Mul) else x // y if isinstance(e, FloorDiv) else x % y
+        case _:
+            return None
+
+
+def _short(index: Expr) -> str:
+    return "k" if isinstance(index, Col) else "h" if isinstance(index, Head) else "other"
+
+
+def _unique(items: list[str]) -> list[str]:
+    return list(dict.fromkeys(items))
