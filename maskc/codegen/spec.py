@@ -53,6 +53,11 @@ class MaskForm:
         return tuple(name for name in VECTORS if getattr(self, name))
 
     @property
+    def ranges(self) -> int:
+        """Masked row ranges that one key may have."""
+        return self.causal + self.diag + self.lts + self.ute
+
+    @property
     def closed(self) -> Literal["full", "causal"] | None:
         """The closed form: a mask without data, whose queue is arithmetic."""
         if self.vectors or self.blocks:
@@ -120,7 +125,7 @@ class KernelSpec:
     a group of heads; giants = lpt, with the longest rows of all heads before everything else.
     queue: who classifies KV blocks, the generator warp or the schedule kernel (whose overflowing rows the generator
     takes back). rescale_log2: O is rescaled only when a row maximum grew by more than this many powers of two (0: any).
-    zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue, trace: debug variants.
+    zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
     """
 
     head_dim: int
@@ -141,7 +146,6 @@ class KernelSpec:
     rescale_log2: int = 8
     zero_unseen: bool = True
     record_queue: bool = False
-    trace: bool = False
 
     def __post_init__(self) -> None:
         rules = (

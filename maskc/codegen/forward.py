@@ -1,0 +1,35 @@
+"""The forward kernel: which KernelSpec a mask form gets by default, and its CUDA source."""
+
+from __future__ import annotations
+
+from maskc.codegen.render import CudaSource, render
+from maskc.codegen.roles import forward_barriers, forward_named, forward_roles
+from maskc.codegen.spec import TAGS, Dtype, KernelSpec, MaskForm, OutDtype
+
+# head dim -> the numbers that differ from the defaults of KernelSpec
+_TILES: dict[int, dict[str, int]] = {64: {}, 128: {}, 256: {"block_kv": 64, "q_slots": 1}}
+
+
+def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtype = "input") -> KernelSpec:
+    """The variant that runs a mask of this form."""
+    return KernelSpec(head_dim=head_dim, dtype=dtype, out_dtype=out_dtype, form=form, **_TILES[head_dim])  # type: ignore[arg-type]
+
+
+def forward_source(spec: KernelSpec) -> CudaSource:
+    """attn_fwd.cu.j2 for this spec: one kernel named `spec.name`."""
+    named = {b.name: b.index for b in forward_named(spec)}
+    return render(
+        "attn_fwd.cu.j2",
+        spec=spec,
+        tags=TAGS,
+        roles=forward_roles(spec),
+        barriers=forward_barriers(spec),
+        named=forward_named(spec),
+        turn=named.get("turn", 0),
+        group_bar=named["group"],
+    )
+
+
+def schedule_source(spec: KernelSpec) -> CudaSource:
+    """schedule.cu.j2 for this spec: kernels kv_bounds, row_runs and row_order."""
+    return render("schedule.cu.j2", spec=spec, tags=TAGS)

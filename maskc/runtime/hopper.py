@@ -1,0 +1,369 @@
+"""The Hopper backend: chooses a kernel variant, builds its schedule, launches. Layouts as in `maskc.runtime.cpu`.
+
+Nothing here synchronises with the host or allocates outside torch. After one call in the open a call may be captured
+into a CUDA graph; a mask batch whose vectors are computed inside the graph is scheduled anew at every replay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source
+from maskc.codegen.nvrtc import Cubin, compile_cubin
+from maskc.codegen.spec import HEAD_DIMS, VECTORS, Dtype, KernelSpec, MaskForm
+from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
+
+DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
+L2_BYTES = 32 << 20  # K and V of the heads that are worked on together stay in about half of the 60 MB of L2
+
+
+# ---------------------------------------------------------------- what can run
+
+
+def mask_form(v: BoundaryVectors) -> MaskForm:
+    """Which parts the mask of this batch has."""
+    present = {name: getattr(v, name) is not None for name in VECTORS}
+    return MaskForm(**present, causal=v.causal, blocks=v.blocks is not None)
+
+
+def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Tensor) -> Diagnostic | None:
+    """The reason why this backend cannot run the call, or None. Shapes are taken to agree with each other."""
+    if q.device.type != "cuda":
+        return Diagnostic(
+            "M520", f'backend "hopper" needs CUDA tensors, q is on `{q.device}`', help='backend "auto" follows the tensors'
+        )
+    if torch.cuda.get_device_capability(q.device) != (9, 0):
+        name = torch.cuda.get_device_name(q.device)
+        return Diagnostic(
+            "M521", f"the kernels are built for sm_90a (H100, H200), this GPU is {name}", help='backend "cpu" runs anywhere'
+        )
+    if q.dtype not in DTYPES or k.dtype != q.dtype or val.dtype != q.dtype:
+        kinds = ", ".join(str(t.dtype) for t in (q, k, val))
+        return Diagnostic(
+            "M522", f"the kernels take q, k and v in bfloat16 or float16 alike, not {kinds}", help="cast to torch.bfloat16"
+        )
+    if q.shape[3] not in HEAD_DIMS or val.shape[3] != q.shape[3]:
+        return _head_dim_diagnostic(q.shape[3], val.shape[3])
+    return _block_table_diagnostic(v, q.shape[3])
+
+
+def _head_dim_diagnostic(head_dim: int, value_dim: int) -> Diagnostic:
+    sizes = f"head dim {head_dim}" + (f" with value dim {value_dim}" if value_dim != head_dim else "")
+    wanted = max(head_dim, value_dim)
+    nearest = next((d for d in HEAD_DIMS if d >= wanted), None)
+    hint = f"pad both to {nearest} with zeros (and keep the scale)" if nearest else f"the largest is {HEAD_DIMS[-1]}"
+    return Diagnostic(
+        "M523", f"no kernel for {sizes}; there are {', '.join(map(str, HEAD_DIMS))} with equal value dims", help=hint
+    )
+
+
+def _block_table_diagnostic(v: BoundaryVectors, head_dim: int) -> Diagnostic | None:
+    if v.blocks is None:
+        return None
+    spec = forward_spec(mask_form(v), head_dim, "bf16")
+    if v.blocks.block_q % spec.block_q == 0 and v.blocks.block_kv % spec.block_kv == 0:
+        return None
+    given, tile = f"({v.blocks.block_q}, {v.blocks.block_kv})", f"({spec.block_q}, {spec.block_kv})"
+    return Diagnostic(
+        "M524", f"block table of {given} blocks: sizes must be multiples of the tile {tile}", help=f"declare `per block{tile}`"
+    )
+
+
+# ---------------------------------------------------------------- arguments, as the templates declare them
+
+
+class _MaskTables(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("minmax", "unseen", "table")),
+        *((name, ctypes.c_int64) for name in ("table_batch", "table_head")),
+        *((name, ctypes.c_int32) for name in ("table_cols", "table_q_ratio", "table_kv_ratio")),
+        *((name, ctypes.c_int32) for name in ("rows", "cols", "q_blocks", "kv_blocks", "masks", "mask_heads")),
+    ]
+
+
+class _ScheduleParams(ctypes.Structure):
+    _fields_ = [
+        ("mask", _MaskTables),
+        ("vectors", ctypes.c_void_p * 5),
+        ("batch_stride", ctypes.c_int64 * 5),
+        ("head_stride", ctypes.c_int64 * 5),
+        *((name, ctypes.c_void_p) for name in ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")),
+    ]
+
+
+class _ForwardParams(ctypes.Structure):
+    _fields_ = [
+        ("mask", _MaskTables),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("packs", "runs", "run_counts", "order", "giants", "counter", "record", "out", "lse")
+        ),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_ratio", "mask_ratio", "masked_batches", "items", "group_heads")),
+    ]
+
+
+# ---------------------------------------------------------------- the schedule of a mask batch
+
+
+_TABLES = ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")
+
+
+def _offsets(spec: KernelSpec, v: BoundaryVectors) -> dict[str, int]:
+    """Where the tables of a mask batch lie in the one tensor that holds them, and its "size", in bytes."""
+    masks, q_blocks, kv_blocks = _geometry(spec, v)
+    rows, columns = masks * q_blocks, masks * kv_blocks
+    with_runs = rows if spec.queue == "schedule" else 0
+    sizes = (
+        len(spec.form.vectors) * columns * 8,
+        columns * spec.pack_bytes,
+        columns,
+        rows * 4,
+        rows * 4,
+        4,
+        with_runs * spec.queue_runs * 8,
+        with_runs * 4,
+    )
+    offsets, at = {}, 0
+    for name, size in zip(_TABLES, sizes, strict=True):
+        offsets[name] = at
+        at += -(-size // 256) * 256
+    return {**offsets, "size": at}
+
+
+def _geometry(spec: KernelSpec, v: BoundaryVectors) -> tuple[int, int, int]:
+    """(masks, Q blocks, KV blocks)."""
+    return v.batch * v.heads, -(-v.nq // spec.block_q), -(-v.nk // spec.block_kv)
+
+
+def _dense_table(v: BoundaryVectors) -> BoundaryVectors:
+    """The same vectors with a contiguous block table."""
+    if v.blocks is None or v.blocks.keep.is_contiguous():
+        return v
+    return replace(v, blocks=replace(v.blocks, keep=v.blocks.keep.contiguous()))
+
+
+def _mask_tables(spec: KernelSpec, v: BoundaryVectors, offsets: dict[str, int], base: int) -> _MaskTables:
+    masks, q_blocks, kv_blocks = _geometry(spec, v)
+    out = _MaskTables(base + offsets["minmax"], base + offsets["unseen"])
+    out.rows, out.cols, out.q_blocks, out.kv_blocks = v.nq, v.nk, q_blocks, kv_blocks
+    out.masks, out.mask_heads = masks, v.heads
+    if v.blocks is not None:
+        keep = v.blocks.keep
+        out.table = keep.data_ptr()
+        out.table_batch = keep.stride(0) if keep.shape[0] > 1 else 0
+        out.table_head = keep.stride(1) if keep.shape[1] > 1 else 0
+        out.table_cols = keep.shape[3]
+        out.table_q_ratio = v.blocks.block_q // spec.block_q
+        out.table_kv_ratio = v.blocks.block_kv // spec.block_kv
+    return out
+
+
+def schedule(v: BoundaryVectors, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """Tables of one mask batch: bounds by KV block, work and order of Q blocks; () for a mask without data.
+
+    Valid for every call on the same vectors and head dim, of whatever dtype and head count, on streams that wait for
+    the current one.
+    """
+    return schedule_for(forward_spec(mask_form(v), head_dim, "bf16"), v)
+
+
+def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ...]:
+    """`schedule` for one variant."""
+    if not spec.packed:
+        return ()
+    v = _dense_table(v)
+    vectors = [getattr(v, name) for name in spec.form.vectors]
+    device = vectors[0].device if vectors or v.blocks is None else v.blocks.keep.device
+    masks, q_blocks, kv_blocks = _geometry(spec, v)
+    offsets = _offsets(spec, v)
+    storage = torch.empty(offsets["size"], dtype=torch.uint8, device=device)
+    base = storage.data_ptr()
+    params = _ScheduleParams(_mask_tables(spec, v, offsets, base))
+    for i, vector in enumerate(vectors):
+        params.vectors[i] = vector.data_ptr()
+        params.batch_stride[i] = vector.stride(0) if vector.shape[0] > 1 else 0
+        params.head_stride[i] = vector.stride(1) if vector.shape[1] > 1 else 0
+    for name in _TABLES:
+        setattr(params, name, base + offsets[name])
+    arguments = Arguments((), params)
+    threads = -(-spec.block_kv // 32) * 32
+    launch(_schedule_kernel(spec, "kv_bounds"), (kv_blocks, masks, 1), threads, arguments, device=device)
+    if spec.scheduler in ("lpt", "giants") or spec.queue == "schedule":
+        launch(_schedule_kernel(spec, "row_runs"), (-(-q_blocks // 4), masks, 1), 128, arguments, device=device)
+        launch(_schedule_kernel(spec, "row_order"), (-(-q_blocks // 256), masks, 1), 256, arguments, device=device)
+    return (storage,)
+
+
+@cache
+def _schedule_cubin(spec: KernelSpec) -> Cubin:
+    return compile_cubin(schedule_source(spec))
+
+
+def _schedule_kernel(spec: KernelSpec, name: str) -> Kernel:
+    return load_kernel(_schedule_cubin(spec).image, name)
+
+
+# ---------------------------------------------------------------- forward
+
+
+def forward(
+    v: BoundaryVectors,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    val: torch.Tensor,
+    scale: float,
+    *,
+    schedule: tuple[torch.Tensor, ...] | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse): out [B, Sq, Hq, D] in q's dtype or fp32, lse [B, Hq, Sq] fp32, natural log, -inf for empty rows.
+
+    schedule: what `schedule` returned for these vectors; None builds it. Raises M525 for a scale that is not positive
+    and what `why_not` says.
+    """
+    reason = why_not(v, q, k, val)
+    if reason is not None:
+        raise MaskcError(reason)
+    out_dtype = out_dtype or q.dtype
+    if out_dtype not in (q.dtype, torch.float32):
+        raise error("M522", f"out_dtype is q's dtype ({q.dtype}) or float32, not {out_dtype}")
+    spec = forward_spec(mask_form(v), q.shape[3], DTYPES[q.dtype], "input" if out_dtype == q.dtype else "f32")
+    return forward_with(spec, v, q, k, val, scale, schedule)
+
+
+def forward_with(
+    spec: KernelSpec,
+    v: BoundaryVectors,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    val: torch.Tensor,
+    scale: float,
+    schedule: tuple[torch.Tensor, ...] | None = None,
+    record: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`forward` by one variant.
+
+    record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
+    (KV block << 8 | tag) as the loader consumed them.
+    """
+    if not (scale > 0 and math.isfinite(scale)):
+        raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
+    batch, nq, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    out = torch.empty(batch, nq, heads, head_dim, dtype=torch.float32 if spec.out_dtype == "f32" else q.dtype, device=q.device)
+    lse = torch.empty(batch, heads, nq, dtype=torch.float32, device=q.device)
+    if out.numel() == 0:
+        return out, lse
+    q, k, val = addressable(q), addressable(k), addressable(val)
+    v = _dense_table(v)
+    if schedule is None:
+        schedule = schedule_for(spec, v)
+    _, q_blocks, _ = _geometry(spec, v)
+    offsets = _offsets(spec, v)
+    base = schedule[0].data_ptr() if schedule else 0
+    params = _ForwardParams(_mask_tables(spec, v, offsets, base))
+    for name in ("packs", "runs", "run_counts", "order", "giants"):
+        setattr(params, name, base + offsets[name])
+    counter = work_counter(q.device)
+    params.counter, params.out, params.lse = counter.data_ptr(), out.data_ptr(), lse.data_ptr()
+    params.record = record.data_ptr() if record is not None else 0
+    params.scale, params.scale_log2 = scale, scale * math.log2(math.e)
+    params.heads, params.kv_ratio, params.mask_ratio = heads, heads // kv_heads, heads // v.heads
+    params.masked_batches = v.batch > 1
+    params.items = batch * heads * q_blocks
+    params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads)
+    maps = (
+        _tile_map(q, spec.block_q),
+        _tile_map(k, spec.block_kv),
+        _tile_map(val, spec.block_kv),
+        _tile_map(out, 64) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
+    )
+    grid = min(_multiprocessors(q.device), params.items)
+    launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)
+    return out, lse
+
+
+def _group_heads(spec: KernelSpec, k: torch.Tensor, ratio: int, all_heads: int) -> int:
+    """Query heads that are worked on together: every row of a full mask costs the same, so there a K/V head at a time."""
+    size = k.shape[1] * 2 * spec.head_dim * 2
+    kv_heads = 1 if spec.form.closed == "full" else max(1, L2_BYTES // size)
+    return min(all_heads, kv_heads * ratio)
+
+
+@cache
+def _forward_cubin(spec: KernelSpec) -> Cubin:
+    return compile_cubin(forward_source(spec))
+
+
+def _forward_kernel(spec: KernelSpec) -> Kernel:
+    return load_kernel(_forward_cubin(spec).image, spec.name)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+# ---------------------------------------------------------------- shared with the backward
+
+
+def addressable(t: torch.Tensor) -> torch.Tensor:
+    """`t`, or a contiguous copy where a tensor map cannot hold its strides (expanded, misaligned, not dense in the last)."""
+    width = t.element_size()
+    steps = [s * width for n, s in zip(t.shape[:3], t.stride()[:3], strict=True) if n > 1]
+    fits = t.stride(3) == 1 and t.data_ptr() % 16 == 0 and all(s > 0 and s % 16 == 0 and s < 1 << 40 for s in steps)
+    return t if fits else t.contiguous() if not t.is_contiguous() else t.clone()
+
+
+def _tile_map(t: torch.Tensor, rows: int) -> bytes:
+    """Tensor map of [B, S, H, D] as boxes of [rows][64 elements]."""
+    batch, length, heads, dim = t.shape
+    strides = (1, t.stride(1), t.stride(2), t.stride(0))
+    return tensor_map(t.data_ptr(), t.dtype, (dim, length, heads, batch), strides, (64, rows, 1, 1))
+
+
+_counters: dict[tuple[int | None, int], torch.Tensor] = {}
+
+
+def work_counter(device: torch.device) -> torch.Tensor:
+    """Two zero words for a kernel that deals out work and leaves them zero.
+
+    One pair per stream serves all its launches, which follow each other. A captured launch may be replayed on any
+    stream, so a graph gets its own pair, zeroed at each replay.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(2, dtype=torch.int32, device=device)
+    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    counter = _counters.get(key)
+    if counter is None:
+        counter = _counters.setdefault(key, torch.zeros(2, dtype=torch.int32, device=device))
+    return counter
+
+
+def backward(
+    v: BoundaryVectors,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    val: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    scale: float,
+    deterministic: bool = False,
+    *,
+    schedule: tuple[torch.Tensor, ...] | None = None,
+    grad_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv); see `maskc.runtime.hopper_bwd`."""
+    from maskc.runtime import hopper_bwd
+
+    return hopper_bwd.backward(v, q, k, val, out, lse, dout, dlse, scale, deterministic, grad_dtype=grad_dtype)
