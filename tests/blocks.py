@@ -55,8 +55,9 @@ def commands(block: Block) -> Iterator[tuple[str, str]]:
 class Folder:
     """Where the blocks of one page run: the examples, and the files that the page itself shows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, update: bool = False) -> None:
         self.path = path
+        self.update = update
         self.namespace: dict[str, object] = {"__name__": "__page__"}
         shutil.copytree(ROOT / "examples", path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -69,13 +70,19 @@ class Folder:
                     patch.chdir(self.path)
                     exec(compile(block.text, str(block), "exec"), self.namespace)
             case "console":
-                for command, shown in commands(block):
-                    if not command.startswith(SELF_RUN):
-                        assert self.output(command) == shown, f"{block}: $ {command}"
+                self._console(block)
             case "" | "json" | "text":
                 pass
             case _:
                 raise AssertionError(f"{block}: no rule for a block of {block.info!r}")
+
+    def _console(self, block: Block) -> None:
+        now = "".join(f"$ {c}\n{shown if c.startswith(SELF_RUN) else self.output(c)}" for c, shown in commands(block))
+        if self.update:
+            page = block.page.read_text(encoding="utf-8")
+            block.page.write_text(page.replace(f"```console\n{block.text}```", f"```console\n{now}```", 1), encoding="utf-8")
+        else:
+            assert now == block.text, f"{block} shows something else; if the page is stale: pytest --update-golden"
 
     def output(self, command: str) -> str:
         """What a command prints, errors included."""

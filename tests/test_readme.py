@@ -14,8 +14,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_blocks_of(page: Path, tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "page")
+def test_blocks_of(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = Folder(tmp_path / "page", update=request.config.getoption("--update-golden"))
     for block in blocks(page):
         folder.run(block)
 
