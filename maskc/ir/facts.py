@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from maskc.ir.fourier import Fact, Row, Solved, refute, solve
-from maskc.ir.linear import Lin, Space
+from maskc.ir.linear import ZERO, Lin, Space
 from maskc.ir.nodes import (
     BoolField,
     Col,
@@ -56,10 +56,13 @@ class Conditional:
 class FactTable:
     """All facts of a mask, generated on demand as atoms appear."""
 
-    def __init__(self, fn: MaskFn, space: Space, hole_free: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, fn: MaskFn, space: Space, hole_free: frozenset[str] = frozenset(), tiling: frozenset[str] = frozenset()
+    ) -> None:
         self.fn = fn
         self.space = space
         self.hole_free = hole_free
+        self.tiling = tiling
         self.facts: list[Conditional] = []
         self._done = 0
         self._tokens: set[tuple[str, Expr]] = set()
@@ -214,6 +217,12 @@ class FactTable:
         s, e = lin(SegAttr(of, "start", token)), lin(SegAttr(of, "end", token))
         self._eq(start - s, (at_edge, True))
         self._eq(end - e, (at_edge, True))
+        if of in self.tiling:
+            there = () if parent is None else ((InSet(parent, index), True),)
+            if edge == "last":
+                self._eq(end - lin(Size("nk") if parent is None else SegAttr(parent, "end", index)), *there)
+            else:
+                self._eq(start - (ZERO if parent is None else lin(SegAttr(parent, "start", index))), *there)
         if edge == "last":
             self._ge(start - s, inside)
             self._ge(end - e, inside)
@@ -224,6 +233,11 @@ class FactTable:
             self._ge(s - end, inside, (at_edge, False))
 
     # ------------------------------------------------------------ reading
+
+    def always(self) -> dict[Bool, bool]:
+        """Truth values that hold everywhere."""
+        roots = [s for s in self.tiling if self._decls[s].within is None]
+        return dict(fact for s in roots for fact in self.implied(InSet(s, Col()), True))
 
     def boolean(self, p: Pred) -> Bool:
         """The canonical form of a truth atom."""
@@ -243,6 +257,7 @@ class FactTable:
         match p:
             case InSet(of, index) if value:
                 out += [(InSet(s, index), True) for s in ancestry(self.fn, of)[1:]]
+                out += [(InSet(s, index), True) for s in self.tiling if self._decls[s].within == of]
             case InEdge(of, _, index) if value:
                 out += self.implied(InSet(of, index), True)
             case InSet(of, index):

@@ -50,8 +50,16 @@ Tree = Leaf | Branch
 
 @dataclass(frozen=True, slots=True)
 class IntervalProgram:
-    """The lowered mask. `vectors` are those that exist; `causal` is the free triangle (rows q < k masked)."""
+    """The lowered mask. `vectors` are those that exist; `causal` is the free triangle (rows q < k masked).
+
+    What the data must obey for the program to be exact, beside the declared facts: `hole_free` segment inputs have no
+    padding before or between segments (rows are found by their order); `tiling` inputs fill their parent, or
+    [0, nk), completely. Where data break either, the fold of `maskc.ir.lower.interval_cases` (which needs `hole_free`
+    only) says whether they still fit.
+    """
 
     tree: Tree
     causal: bool
     vectors: tuple[Vector, ...]
+    hole_free: tuple[str, ...] = ()
+    tiling: tuple[str, ...] = ()

@@ -186,7 +186,8 @@ def print_program(p: IntervalProgram) -> str:
     """A lowered mask as a tree of `if`s over k, read back by `read_program`."""
     vectors = "".join(f" {v}" for v in p.vectors) or " none"
     head = f"program {'causal ' if p.causal else ''}vectors{vectors}"
-    return "\n".join([head, *_tree(p.tree, "  ")]) + "\n"
+    needs = [f"  needs {what} {' '.join(names)}" for what, names in (("hole_free", p.hole_free), ("tiling", p.tiling)) if names]
+    return "\n".join([head, *needs, *_tree(p.tree, "  ")]) + "\n"
 
 
 def _tree(t: Tree, pad: str) -> list[str]:

@@ -1,14 +1,167 @@
-"""Small inputs that show what a mask does: refutations and examples for messages (see `refutation`)."""
+"""Small inputs that show what a mask does: the refutation of a mask, of a claim, and examples for messages.
+
+The search tries sizes from small to large with a fixed number of seeded trials (a count, never a clock), so every
+machine finds the same column. What it finds is confirmed by the oracle.
+"""
 
 from __future__ import annotations
 
-from maskc.ir.nodes import MaskFn
-from maskc.ir.verdict import Refuted
+import random
+from collections.abc import Callable, Iterator
+
+from maskc.ir.evaluate import Run, masked_runs, visible_runs
+from maskc.ir.lower import interval_cases, needs_hole_free
+from maskc.ir.nodes import Check, InputKind, MaskFn
+from maskc.ir.reference import Env, dense, visible
+from maskc.ir.samples import describe, random_env, runs_text
+from maskc.ir.verdict import Counterexample, Refuted
+
+SIZES = range(3, 15)
+TRIALS = 120  # per size
+HEADS = 2
 
 
-def scattered_example(fn: MaskFn) -> str | None:
-    return None
+def environments(fn: MaskFn, hole_free: frozenset[str], sizes: range = SIZES, trials: int = TRIALS) -> Iterator[Env]:
+    """Inputs that obey the declared facts, sizes ascending."""
+    for n in sizes:
+        rng = random.Random(n)
+        for _ in range(trials):
+            nq = n if fn.square else rng.choice((n, n, rng.randint(1, n)))
+            nk = n if fn.square else rng.choice((n, n, rng.randint(1, n)))
+            env = random_env(fn, rng, nq, nk, hole_free, heads=HEADS if _per_head(fn) else 1)
+            if env is not None:
+                yield env
+
+
+def _per_head(fn: MaskFn) -> bool:
+    return any(d.per == "head" for d in fn.inputs)
+
+
+def heads_of(fn: MaskFn) -> range:
+    return range(HEADS if _per_head(fn) else 1)
+
+
+# ---------------------------------------------------------------- the column form
 
 
 def refutation(fn: MaskFn) -> Refuted | None:
+    """The smallest input found whose mask no boundary vectors can hold, or None.
+
+    Vectors hold two masked runs per column, and beside them the free triangle if no row sees a later key.
+    """
+    cases = interval_cases(fn)
+    best: tuple[tuple[int, ...], Env, int, int, list[Run]] | None = None
+    for env in environments(fn, needs_hole_free(fn)):
+        if best is not None and max(env.nq, env.nk) > best[0][0]:
+            break
+        found = _overfull(fn, cases, env)
+        if found is not None:
+            key = (max(env.nq, env.nk), *_weight(env))
+            if best is None or key < best[0]:
+                best = (key, env, *found)
+    if best is None:
+        return None
+    _, env, h, k, runs = best
+    seen = [q for q in range(env.nq) if visible(fn, env, q, k, h)]
+    assert seen == [q for q in range(env.nq) if not any(lo <= q < hi for lo, hi in runs)]
+    inputs = describe(fn, env)
+    text = f"{_sizes(fn, env)}{_inputs(inputs)}{_head(fn, h)}key {k}: masked rows {runs_text(runs)} (seen by {_rows(seen)})"
+    return Refuted(Counterexample(env.nq, env.nk, k, inputs, tuple(runs), text))
+
+
+def _overfull(fn: MaskFn, cases: object, env: Env) -> tuple[int, int, list[Run]] | None:
+    """(head, key, masked runs) of the fullest column, if this input has no vectors."""
+    columns = [(h, k, visible_runs(fn, cases, env, k, h)) for h in heads_of(fn) for k in range(env.nk)]  # type: ignore[arg-type]
+    if all(len(masked_runs(v, env.nq)) <= 2 for _, _, v in columns):
+        return None
+    causal = all(lo >= k for _, k, v in columns for lo, _ in v)
+    if causal and all(len(masked_runs(v, env.nq, min(k, env.nq))) <= 2 for _, k, v in columns):
+        return None
+    h, k, v = max(columns, key=lambda c: len(masked_runs(c[2], env.nq)))
+    return h, k, masked_runs(v, env.nq)
+
+
+def _weight(env: Env) -> tuple[int, ...]:
+    """Simpler inputs weigh less."""
+    segments = sum(len(s) for s in env.sets.values())
+    empty = sum(s == e for table in env.sets.values() for s, e in table)
+    outside = sum(env.nk - sum(e - s for s, e in table) for table in env.sets.values())
+    return empty, outside, segments, sum(abs(v) for v in env.scalars.values()), sum(abs(int(x)) for v in env.vectors.values() for x in v)
+
+
+def _sizes(fn: MaskFn, env: Env) -> str:
+    return f"n = {env.nq}, " if env.nq == env.nk else f"nq = {env.nq}, nk = {env.nk}, "
+
+
+def _inputs(inputs: tuple[tuple[str, str], ...]) -> str:
+    return "".join(f"{name} = {text}, " for name, text in inputs)
+
+
+def _head(fn: MaskFn, h: int) -> str:
+    return f"head {h}, " if _per_head(fn) else ""
+
+
+def _rows(rows: list[int]) -> str:
+    runs: list[tuple[int, int]] = []
+    for q in rows:
+        if runs and runs[-1][1] == q:
+            runs[-1] = (runs[-1][0], q + 1)
+        else:
+            runs.append((q, q + 1))
+    return runs_text(runs).replace(" | ", ", ") or "no row"
+
+
+# ---------------------------------------------------------------- messages and claims
+
+
+def scattered_example(fn: MaskFn) -> str | None:
+    """A small input with a key that two separate groups of rows see, as `kind = 0 1 0: key 0 is seen by rows 0 and 2`."""
+    for env in environments(fn, frozenset(), range(3, 8), 60):
+        for h in heads_of(fn):
+            table = dense(fn, env, h)
+            for k in range(env.nk):
+                seen = [q for q in range(env.nq) if table[q][k]]
+                groups = _rows(seen).split(", ")
+                if len(groups) > 1:
+                    inputs = ", ".join(f"{name} = {text}" for name, text in describe(fn, env)) or f"n = {env.nq}"
+                    rows = f"{', '.join(groups[:-1])} and {groups[-1]}"
+                    return f"{inputs}: {_head(fn, h)}key {k} is seen by rows {rows}"
+    return None
+
+
+def broken_claim(fn: MaskFn, check: Check) -> str | None:
+    """A small input that breaks a claim, in words, or None."""
+    breaks: Callable[[Env, list[list[bool]]], str | None]
+    match check.kind:
+        case "causal":
+            breaks = _breaks_causal
+        case "isolated":
+            breaks = lambda env, seen: _breaks_isolated(env, seen, check.of or "")  # noqa: E731
+        case "no_empty_row":
+            sets = frozenset(d.name for d in fn.inputs if d.kind is InputKind.SEGMENTS)
+            breaks = lambda env, seen: _breaks_no_empty_row(env, seen, sets)  # noqa: E731
+    for env in environments(fn, needs_hole_free(fn), range(2, 9), 60):
+        for h in heads_of(fn):
+            found = breaks(env, dense(fn, env, h))
+            if found is not None:
+                return f"{_sizes(fn, env)}{_inputs(describe(fn, env))}{_head(fn, h)}{found}"
+    return None
+
+
+def _breaks_causal(env: Env, seen: list[list[bool]]) -> str | None:
+    return next((f"row {q} sees key {k}" for q, row in enumerate(seen) for k in range(q + 1, env.nk) if row[k]), None)
+
+
+def _breaks_isolated(env: Env, seen: list[list[bool]], of: str) -> str | None:
+    for q, row in enumerate(seen):
+        for k in range(env.nk):
+            if row[k] and (env.segment(of, q) is None or env.segment(of, q) != env.segment(of, k)):
+                return f"row {q} sees key {k}, which is not in its `{of}`"
+    return None
+
+
+def _breaks_no_empty_row(env: Env, seen: list[list[bool]], sets: frozenset[str]) -> str | None:
+    for q, row in enumerate(seen):
+        if not any(row) and all(env.segment(s, q) is not None for s in sets):
+            return f"row {q} sees no key"
     return None

@@ -13,12 +13,14 @@ from dataclasses import replace
 from maskc.ir.arrange import Gap, Sorted, arrange
 from maskc.ir.bounds import Bound, bound_expr, stripped
 from maskc.ir.certificates import certificate
+from maskc.ir.checks import run_checks, starts_at_diagonal
 from maskc.ir.facts import Context, FactTable, Ledger
 from maskc.ir.intervals import VECTORS, Branch, Interval, IntervalProgram, Leaf, Tree, Vector
 from maskc.ir.linear import Lin
-from maskc.ir.lower import Case, Guard, Lowered, guard_pred, lower, nonneg_pred
-from maskc.ir.nodes import Col, Const, Expr, MaskFn, Size
+from maskc.ir.lower import Case, Guard, Lowered, lower, nonneg_pred
+from maskc.ir.nodes import Col, Const, Expr, InEdge, MaskFn, Size
 from maskc.ir.recombine import merge_branches
+from maskc.ir.traverse import reads_row, walk
 from maskc.ir.verdict import Proven, Unknown, Verdict
 
 NODE_BUDGET = 200
@@ -36,56 +38,34 @@ def prove(fn: MaskFn, certify: bool = False) -> Verdict:
     """
     lowered = lower(fn)
     ledger = Ledger(proofs=[] if certify else None)
-    table = FactTable(fn, lowered.space, lowered.hole_free)
-    try:
-        program = _Search(fn, lowered, table, ledger).program()
-    except Stuck as stuck:
-        from maskc.ir.search import refutation
+    reason = ""
+    for tiling in dict.fromkeys((frozenset[str](), edge_sets(fn))):
+        try:
+            program = _Search(fn, lowered, tiling, ledger).program()
+        except Stuck as stuck:
+            reason = reason or str(stuck)
+            continue
+        proofs = ledger.proofs or []
+        certificates = tuple(dict.fromkeys(certificate(lowered.space, goal, row) for goal, row in proofs))
+        return Proven(program, certificates, ledger.queries, ledger.splits)
+    from maskc.ir.search import refutation
 
-        return refutation(fn) or Unknown(str(stuck))
-    proofs = ledger.proofs or []
-    certificates = tuple(dict.fromkeys(certificate(lowered.space, goal, row) for goal, row in proofs))
-    return Proven(program, certificates, ledger.queries, ledger.splits)
-
-
-def starts_at_diagonal(context: Context, cases: tuple[Case, ...]) -> bool:
-    """Whether no row q < k sees key k in any case: the free triangle may be used."""
-    space = context.table.space
-    k, q = space.lin(Col()), fresh_row(context)
-    return all(refuted_case(context, c, q, k - q - 1) for c in cases)
+    return refutation(fn) or Unknown(reason)
 
 
-def fresh_row(context: Context) -> Lin:
-    """A row as an unknown of the prover."""
-    from maskc.ir.nodes import Row
-
-    return context.table.space.lin(Row())
-
-
-def refuted_case(context: Context, c: Case, q: Lin, *extra: Lin) -> bool:
-    """Whether the case together with the extra forms (>= 0, over q and k) is impossible for every row."""
-    inner = context
-    forms: list[Lin] = [q, context.table.space.lin(Size("nq")) - q - 1, *extra]
-    for g in c.guards:
-        if isinstance(g, tuple):
-            if inner.known.get(g[0], g[1]) != g[1]:
-                return True
-            if g[0] not in inner.known:
-                inner = inner.assume_bool(*g)
-        else:
-            forms.append(g)
-    forms += [q - lo for lo in c.lows]
-    forms += [hi - q - 1 for hi in c.highs]
-    return inner.contradicts(*forms)
+def edge_sets(fn: MaskFn) -> frozenset[str]:
+    """Sets whose first or last segment holds rows: the proof may need that they fill their parent."""
+    return frozenset(n.of for n in walk(fn.body) if isinstance(n, InEdge) and reads_row(n))
 
 
 class _Search:
-    def __init__(self, fn: MaskFn, lowered: Lowered, table: FactTable, ledger: Ledger) -> None:
-        self.fn = fn
+    def __init__(self, fn: MaskFn, lowered: Lowered, tiling: frozenset[str], ledger: Ledger) -> None:
+        table = FactTable(fn, lowered.space, lowered.hole_free, tiling)
         self.space = lowered.space
         self.cases = lowered.cases
         self.ledger = ledger
-        self.root = Context(table, ledger)
+        self.root = Context(table, ledger, table.always())
+        ledger.nodes = 0
         self.zero = Lin(0)
         self.nq = self.space.lin(Size("nq"))
         self.k = self.space.lin(Col())
@@ -95,7 +75,8 @@ class _Search:
         self.causal = starts_at_diagonal(self.root, self.cases)
         tree = place_all_masked(self._solve(self.root, self.cases, 0))
         vectors = used_vectors(tree)
-        return IntervalProgram(tree, self.causal, vectors)
+        table = self.root.table
+        return IntervalProgram(tree, self.causal, vectors, tuple(sorted(table.hole_free)), tuple(sorted(table.tiling)))
 
     # ------------------------------------------------------------ the tree
 
@@ -226,4 +207,4 @@ def used_vectors(tree: Tree) -> tuple[Vector, ...]:
     return tuple(v for v in VECTORS if used[v])
 
 
-__all__ = ["guard_pred", "leaves", "prove", "used_vectors"]
+__all__ = ["leaves", "prove", "run_checks", "used_vectors"]
