@@ -65,11 +65,14 @@ class RowMap:
         return table[1][at] + table[2][at] * (x - table[0][at])
 
 
-def fold_causal(v: BoundaryVectors) -> BoundaryVectors:
-    """The same mask with causal=False: the triangle as UTE where one interval still has room for it, else as DIAG."""
+def fold_causal(v: BoundaryVectors, device: torch.device | None = None) -> BoundaryVectors:
+    """The same mask with causal=False: the triangle as UTE where one interval still has room for it, else as DIAG.
+
+    `device`: for the new vector, where the mask has none yet (default: v's).
+    """
     if not v.causal:
         return v
-    device = next((t.device for t in v.tensors if t is not None), v.blocks.keep.device if v.blocks else torch.device("cpu"))
+    device = device or v.device
     key = torch.arange(v.nk, dtype=torch.int32, device=device).clamp_(max=v.nq).expand(v.batch, v.heads, v.nk).contiguous()
     if v.ute is None:
         return replace(v, causal=False, ute=key)
@@ -80,16 +83,23 @@ def fold_causal(v: BoundaryVectors) -> BoundaryVectors:
     return replace(v, causal=False, diag=key if v.diag is None else torch.maximum(v.diag, key))
 
 
-def localize(v: BoundaryVectors, rows: Layout, row_chunks: Sequence[int], keys: Layout, key_chunks: Sequence[int]) -> BoundaryVectors:
+def localize(
+    v: BoundaryVectors,
+    rows: Layout,
+    row_chunks: Sequence[int],
+    keys: Layout,
+    key_chunks: Sequence[int],
+    device: torch.device | None = None,
+) -> BoundaryVectors:
     """The mask of the rows in `row_chunks` (ascending) against the keys in `key_chunks` (any order), as local vectors.
 
     Works on CPU and GPU tensors, for every vector form, and leaves out nothing: cell (l, m) of the result is the cell
     of the l-th owned row and the m-th listed key. Raises MaskcError M704 for unsorted rows, M705 when the layouts are
-    of other lengths than the mask.
+    of other lengths than the mask. `device` matters for a causal mask without vectors only.
     """
     if (rows.length, keys.length) != (v.nq, v.nk):
         raise error("M705", f"the mask has {v.nq} rows and {v.nk} keys, the plan {rows.length} and {keys.length}")
-    v = fold_causal(v)
+    v = fold_causal(v, device)
     row_map = RowMap.of(rows, row_chunks)
     key_ranges = keys.ranges(tuple(key_chunks))
     nk = sum(stop - start for start, stop in key_ranges)
@@ -103,9 +113,16 @@ def localize(v: BoundaryVectors, rows: Layout, row_chunks: Sequence[int], keys: 
 
 
 @lru_cache(maxsize=64)
-def localized(v: BoundaryVectors, rows: Layout, row_chunks: tuple[int, ...], keys: Layout, key_chunks: tuple[int, ...]) -> BoundaryVectors:
+def localized(
+    v: BoundaryVectors,
+    rows: Layout,
+    row_chunks: tuple[int, ...],
+    keys: Layout,
+    key_chunks: tuple[int, ...],
+    device: torch.device | None = None,
+) -> BoundaryVectors:
     """`localize`, remembered per vectors object: all layers of one batch share the result."""
-    return localize(v, rows, row_chunks, keys, key_chunks)
+    return localize(v, rows, row_chunks, keys, key_chunks, device)
 
 
 def take(t: torch.Tensor, ranges: Sequence[Range], dim: int) -> torch.Tensor:
@@ -120,7 +137,9 @@ def local_blocks(table: BlockTable, rows: Sequence[Range], keys: Sequence[Range]
     """The block table over local rows and columns, in blocks small enough that each lies in one block of `table`."""
     block_q, block_kv = _common_block(table.block_q, rows), _common_block(table.block_kv, keys)
     keep = table.keep[:, :, _block_index(rows, block_q, table.block_q, table.keep.device)]
-    return BlockTable(keep[:, :, :, _block_index(keys, block_kv, table.block_kv, table.keep.device)].contiguous(), block_q, block_kv)
+    return BlockTable(
+        keep[:, :, :, _block_index(keys, block_kv, table.block_kv, table.keep.device)].contiguous(), block_q, block_kv
+    )
 
 
 def _common_block(block: int, ranges: Sequence[Range]) -> int:

@@ -37,10 +37,10 @@ def best_splits(items: Ints) -> list[Split]:
 
 
 @lru_cache(maxsize=TABLE_LIMIT)
-def _halves(k: int, dtype: type[np.float32] | type[np.float64]) -> NDArray[np.floating]:
+def _halves(k: int, double: bool) -> NDArray[np.float32] | NDArray[np.float64]:
     """0/1 table [C(2k - 1, k - 1), 2k] of the halves that hold item 0."""
     picks = np.array(list(combinations(range(1, 2 * k), k - 1)), dtype=np.intp)
-    table = np.zeros((len(picks), 2 * k), dtype)
+    table = np.zeros((len(picks), 2 * k), np.float64 if double else np.float32)
     table[:, 0] = 1
     table[np.arange(len(picks))[:, None], picks] = 1
     return table
@@ -51,10 +51,9 @@ def _by_table(items: Ints, k: int) -> list[Split]:
     top = int(total.max(initial=0))
     if top >= EXACT_FLOAT64:
         return [_meet(row, k) for row in items]
-    dtype: type[np.float32] | type[np.float64] = np.float32 if top < EXACT_FLOAT32 else np.float64
-    table = _halves(k, dtype)
-    sums = table @ items.T.astype(dtype)
-    peaks = np.maximum(sums, total.astype(dtype) - sums)
+    table = _halves(k, top >= EXACT_FLOAT32)
+    sums = table @ items.T.astype(table.dtype)
+    peaks = np.maximum(sums, total.astype(table.dtype) - sums)
     best = peaks.argmin(0)
     return [Split(int(peaks[row, i]), table[row] > 0) for i, row in enumerate(best)]
 

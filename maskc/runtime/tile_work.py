@@ -70,7 +70,8 @@ def tile_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> TileWork:
     busy = (classes != TileClass.SKIP.value).any(3).sum((0, 1), dtype=np.int64)
     seen = (classes != TileClass.SKIP.value).any((0, 1))
     need = _per_chunk(_per_chunk(seen.astype(np.int64), rows, tile[0]).T, keys, tile[1]).T > 0
-    return TileWork(*(_per_chunk(x, rows, tile[0]) for x in (partial, unmasked, busy)), need, tile)
+    partial, unmasked, busy = (_per_chunk(x, rows, tile[0]) for x in (partial, unmasked, busy))
+    return TileWork(partial, unmasked, busy, need, tile)
 
 
 def tile_size(layout: Layout) -> int:
@@ -85,4 +86,5 @@ def _per_chunk(table: NDArray[np.int64], layout: Layout, tile: int) -> NDArray[n
     """Sums over the tiles that each chunk touches, along axis 0."""
     sums = np.concatenate((np.zeros_like(table[:1], shape=(1, *table.shape[1:])), table.cumsum(0)))
     bounds = np.array(layout.bounds, dtype=np.int64)
-    return sums[-(-bounds[1:] // tile)] - sums[bounds[:-1] // tile]
+    per_chunk: NDArray[np.int64] = sums[-(-bounds[1:] // tile)] - sums[bounds[:-1] // tile]
+    return per_chunk

@@ -1,0 +1,47 @@
+"""Codes of distributed runs: the first line is the title, the rest the long text of `maskc explain`."""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    "M701": """The number of ranks is missing or wrong.
+`maskc.plan` needs `world_size` (at least 1) or a process group; when both are given they must agree.""",
+    "M702": """The chunks of a plan are not well formed.
+Chunks have at least one row, their edges rise from 0 to the length, and each has one owner among the ranks. A list given
+as `assign` names one rank per chunk.""",
+    "M703": """There is no such rank.
+Ranks of a plan count from 0 to world_size - 1.""",
+    "M704": """The chunks of a rank are not in ascending order.
+Local row numbers must rise with the rows of the sequence: over unsorted rows, the rows that a key masks would not form an
+interval and no vector could describe them.""",
+    "M705": """The sizes of the mask and of the plan differ.
+All masks of one plan have the same number of rows and keys, and run with a plan of exactly that size.""",
+    "M706": """The plan was made for another mask or for other data.
+A plan keeps a digest of the vectors of every mask it was made for. Document lengths and other inputs change with each
+batch: make a plan for each, from the same bound mask that runs. It costs milliseconds and can be made one step ahead in a
+data-loader worker.""",
+    "M707": """The plan is for another number of ranks than the group has.
+A plan cannot be used with a larger or smaller group: rows would be missing or counted twice.""",
+    "M708": """The ranks are not about to do the same thing.
+At the first use of a plan in a group the ranks compare sizes, mask, data, plan, strategy, dtypes and version. One of them
+differs, or one rank refused the call; the message names it. Every rank raises, nothing was computed.""",
+    "M709": """Communication with another rank failed.
+A peer died, stalled for longer than the timeout of the process group, or made a different call. Every surviving rank gets
+this error within that timeout. The group cannot be used again: destroy it and make a new one. The timeout is the one given
+to `torch.distributed.init_process_group` or `new_group`.""",
+    "M710": """A tensor does not have the shape that the plan says.
+Under a plan a rank holds exactly its rows: cut tensors of the whole sequence with `plan.shard(x, rank)`. Without a plan,
+every rank holds ceil(n / ranks) rows in order, the last one fewer.""",
+    "M711": """The length of the sequence is not known.
+The mask was bound without sizes and no input has one per row or key. Give `nq=` and `nk=` to `bind` or to `maskc.plan`.""",
+    "M712": """It is not clear what the documents are.
+`positions(per="doc")`, `shift_labels`, `roll(per="doc")` and order "zigzag-document" go by the one segments input of the
+mask that is not within another. With several, or none, name it: `maskc.plan(..., documents="doc")`.""",
+    "M713": """Unknown name of an order, strategy or axis.
+Orders: contiguous, zigzag, zigzag-document, balanced. Strategies: all-gather, staged, ring, auto. Axes: rows, keys.""",
+    "M714": """The plan has too many chunks.
+Workloads and transfers are kept per pair of chunks, so their number is limited. Choose a larger `chunk`.""",
+    "M715": """The masks of a plan and their weights do not match.
+A plan needs at least one mask; `weights` gives for each the number of layers that use it, at least 1.""",
+    "M716": """The ranks do not divide into nodes.
+`nodes` is the number of machines, each with the same number of ranks, numbered machine by machine.""",
+}

@@ -1,0 +1,252 @@
+"""Attention over a sequence that is spread over ranks: exactly the single-device result, whatever the mask and lengths.
+
+`run` checks the call, agrees with the other ranks at first use, and hands a schedule of the plan to the executor.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from maskc.boundary import BoundaryVectors
+from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.runtime import comm, executor
+from maskc.runtime.comm import Peer
+from maskc.runtime.executor import Call, module_of
+from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.plan import AttentionPlan, Spec, vectors_of
+from maskc.runtime.plan import plan as make_plan
+from maskc.runtime.schedule import STRATEGIES
+
+LOG = logging.getLogger("maskc")
+GATHER_LIMIT = 2 << 30
+"""Bytes of gathered K and V per rank above which "auto" takes the ring, which holds one neighbour's chunks at a time."""
+STAGE_SHARE = 0.2
+"""Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A strategy and why it was taken."""
+
+    strategy: str
+    reason: str
+
+
+def run(
+    spec: Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Any = None,
+    *,
+    plan: AttentionPlan | None = None,
+    strategy: str = "auto",
+    scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """This rank's part of attention over the whole sequence; every rank of the group makes the same call.
+
+    Args:
+        q, k, v: this rank's rows [B, rows, H, D] in the plan's order. Without a plan they are the contiguous equal split,
+            the last rank short.
+        strategy: "all-gather", "staged", "ring", or "auto" (see `choose`).
+
+    Returns:
+        out [B, rows, Hq, Dv] in q's dtype, and with `return_lse` lse [B, Hq, rows]; both differentiable. Gradients are
+        those of the sum over the ranks of what each computes from its part.
+
+    Raises:
+        MaskcError: on every rank when one rank's call is wrong or differs (M708), before anything else is sent; M709 on
+            the survivors when a peer is lost, within the timeout of the group.
+    """
+    peer = Peer.of(group)
+    plan = plan if plan is not None else _contiguous_plan(spec, q, k, peer)
+    call, failure = _prepare(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
+    _agree_once(call, plan, q, k, v, peer, failure)
+    assert call is not None
+    out, lse = _ContextAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
+    return (out, lse) if return_lse else out
+
+
+def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor) -> Choice:
+    """What "auto" takes: equal on all ranks, because it looks at the plan, global sizes and the device type only."""
+    row_bytes = k.shape[0] * k.shape[2] * (k.shape[3] + v.shape[3]) * k.element_size()
+    incoming = max(sum(plan.keys.size_of(c) for c in plan.needed(r, part)) for r in range(plan.world)) * row_bytes
+    if incoming > GATHER_LIMIT:
+        return Choice("ring", f"gathered K and V would take {incoming >> 20} MiB on a rank")
+    if q.device.type == "cpu" or not plan.overlap:
+        return Choice("all-gather", "one exchange and one local call" + ("" if plan.overlap else "; overlap is off"))
+    m = DEFAULT_MACHINE
+    compute = m.compute_seconds(max(plan.part_workloads(part)), plan.costs, plan.tile, q.shape[2], q.shape[3])
+    share = incoming / (m.inter if plan.nodes > 1 else m.intra) / max(compute, 1e-9)
+    if share > STAGE_SHARE:
+        return Choice("staged", f"the exchange would take {share:.0%} of the compute time; stages hide it")
+    return Choice("all-gather", f"the exchange takes {share:.0%} of the compute time; one local call is faster than stages")
+
+
+# ---------------------------------------------------------------- before the first byte
+
+
+def _prepare(
+    spec: Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    peer: Peer,
+    plan: AttentionPlan,
+    strategy: str,
+    scale: float | None,
+    deterministic: bool,
+    backend: str,
+) -> tuple[Call | None, MaskcError | None]:
+    """The call, or why this rank cannot make it (raised once the other ranks know)."""
+    try:
+        _check_tensors(q, k, v, plan, peer)
+        part = plan.part(spec)
+        if strategy == "auto":
+            choice = choose(plan, part, q, k, v)
+            LOG.debug("strategy %s: %s", choice.strategy, choice.reason)
+            strategy = choice.strategy
+        elif strategy not in STRATEGIES:
+            raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
+        vectors, schedule = _on_device(spec, plan, q.device), plan.schedule(strategy, part)
+        scale = q.shape[3] ** -0.5 if scale is None else scale
+        call = Call(plan, part, schedule, vectors, peer, q.device, scale, deterministic, backend)
+        if (reason := _why_not(call, q, k, v)) is not None:
+            raise MaskcError(reason)
+    except MaskcError as e:
+        return None, e
+    return call, None
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, peer: Peer) -> None:
+    if plan.world != peer.world:
+        raise error("M707", f"the plan is for {plan.world} ranks, the group has {peer.world}")
+    for name, x, axis in (("q", q, plan.rows), ("k", k, plan.keys), ("v", v, plan.keys)):
+        if x.dim() != 4:
+            raise error("M710", f"{name} has shape {tuple(x.shape)}; expected [B, rows, heads, dim]")
+        if x.shape[1] != (held := axis.local_length(peer.rank)):
+            raise error(
+                "M710",
+                f"{name} has {x.shape[1]} rows; in this plan rank {peer.rank} holds {held} of {axis.length}",
+                None,
+                "cut tensors with plan.shard(x, rank); without a plan, ranks hold ceil(n / ranks) rows, the last one fewer",
+            )
+    if k.dtype != v.dtype or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise error("M710", f"q, k, v have shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} that do not fit together")
+
+
+def _on_device(spec: Spec, plan: AttentionPlan, device: torch.device) -> BoundaryVectors:
+    sizes = plan.rows.length, plan.keys.length
+    if not isinstance(spec, BoundaryVectors):
+        return spec.vectors(*sizes, device=device)
+    if spec.device != device and any(t is not None for t in spec.tensors):
+        raise error("M710", f"the vectors are on {spec.device}, q is on {device}")
+    return vectors_of(spec, *sizes)
+
+
+def _why_not(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Diagnostic | None:
+    """The backend's own refusal of any local call of the schedule."""
+    module = module_of(call.backend, call.device.type)
+    for step in call.schedule.steps:
+        if call.columns(step) and call.row_chunks:
+            local = call.local(step)
+            keys, values = (x.new_empty(x.shape[0], local.nk, *x.shape[2:]) for x in (k, v))
+            if (reason := module.why_not(local, q, keys, values)) is not None:
+                return reason
+    return None
+
+
+_agreed: WeakKeyDictionary[Any, dict[tuple[object, ...], None]] = WeakKeyDictionary()
+AGREED_LIMIT = 4096
+
+
+def _agree_once(
+    call: Call | None, plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, peer: Peer, failure: MaskcError | None
+) -> None:
+    """Compare this call with the other ranks' the first time it is made in this group."""
+    fields: dict[str, object] = {
+        "the number of rows": plan.rows.length,
+        "the number of keys": plan.keys.length,
+        "the mask or its data": "" if call is None else plan.parts[call.part].digest,
+        "the version of maskc": plan.version,
+        "the assignment of chunks": (plan.rows, plan.keys),
+        "the plan": plan.digest,
+        "the strategy": "" if call is None else call.schedule.strategy,
+        "the batch size": q.shape[0],
+        "the query heads": q.shape[2] if q.dim() == 4 else 0,
+        "the key heads": k.shape[2] if k.dim() == 4 else 0,
+        "the head dimension": k.shape[-1],
+        "the value dimension": v.shape[-1],
+        "the dtype": str(k.dtype),
+        "the scale": "" if call is None else call.scale,
+        "the backend": "" if call is None else call.backend,
+        "deterministic": False if call is None else call.deterministic,
+        "whether gradients are recorded": torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)),
+    }
+    key = tuple(fields.values())
+    seen = _agreed.setdefault(_process_group(peer), {})
+    if failure is None and key in seen:
+        return
+    try:
+        comm.agree(peer, fields, None if failure is None else failure.code, q.device)
+    except MaskcError:
+        if failure is not None:
+            raise failure from None
+        raise
+    seen[key] = None
+    if len(seen) > AGREED_LIMIT:
+        seen.pop(next(iter(seen)))
+
+
+def _process_group(peer: Peer) -> Any:
+    return peer.group if peer.group is not None else torch.distributed.group.WORLD
+
+
+_unplanned: WeakKeyDictionary[Any, dict[tuple[object, ...], AttentionPlan]] = WeakKeyDictionary()
+
+
+def _contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPlan:
+    """The plan of the contiguous equal split; where the mask does not know its size, ranks add up their rows once."""
+    if isinstance(spec, BoundaryVectors):
+        return _contiguous(spec, peer.world, spec.nq, spec.nk)
+    known = _unplanned.setdefault(spec, {})
+    key = (_process_group(peer), q.shape[1], k.shape[1])
+    if key not in known:
+        sizes = comm.gather_numbers(peer, [q.shape[1], k.shape[1]], q.device, "the check at first use")
+        nq, nk = (sum(column) for column in zip(*sizes, strict=True))
+        known[key] = _contiguous(spec, peer.world, nq if spec.nq is None else spec.nq, nk if spec.nk is None else spec.nk)
+    return known[key]
+
+
+@lru_cache(maxsize=32)
+def _contiguous(spec: Spec, world: int, nq: int, nk: int) -> AttentionPlan:
+    return make_plan(spec, world_size=world, order="contiguous", nq=nq, nk=nk)
+
+
+class _ContextAttention(torch.autograd.Function):
+    """The executor as one differentiable function."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        out, lse = executor.forward(call, q, k, v)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        return *executor.backward(ctx.call, q, k, v, out, lse, dout, dlse), None

@@ -1,0 +1,237 @@
+"""Executes a schedule: exchange key chunks, attend to them with the ordinary backend on localized vectors, merge.
+
+The backward pass walks the same schedule, then sends the gradients of keys and values back along its moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime import ops
+from maskc.runtime.comm import Exchange, Pair, Peer, Template
+from maskc.runtime.localize import localized
+from maskc.runtime.merge import Partial, empty, merge
+from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.schedule import Move, Schedule, Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Everything but the tensors of one attention call on one rank. `vectors` are those of the whole sequence."""
+
+    plan: AttentionPlan
+    part: int
+    schedule: Schedule
+    vectors: BoundaryVectors
+    peer: Peer
+    device: torch.device
+    scale: float
+    deterministic: bool
+    backend: str
+
+    @property
+    def row_chunks(self) -> tuple[int, ...]:
+        return self.plan.rows.chunks_of(self.peer.rank)
+
+    def columns(self, step: Step) -> tuple[int, ...]:
+        return step.columns[self.peer.rank]
+
+    def local(self, step: Step) -> BoundaryVectors:
+        """The mask of this rank's rows against the step's keys."""
+        return localized(self.vectors, self.plan.rows, self.row_chunks, self.plan.keys, self.columns(step), self.device)
+
+
+def module_of(backend: str, device: str) -> ops.Backend:
+    return ops.backend_module(ops.BY_DEVICE[device] if backend == "auto" else backend)
+
+
+class _Keys:
+    """K and V chunks on this rank, and the exchanges that bring in those of others, step by step.
+
+    With overlap, the first exchange of the next step is posted before the current step is computed.
+    """
+
+    def __init__(self, call: Call, k: Tensor, v: Tensor) -> None:
+        self.call, self.k, self.v = call, k, v
+        self.template = Template(k.shape[0], k.shape[2], k.shape[3], v.shape[3], k.dtype, k.device)
+        self.own: dict[int, Pair] = {}
+        at = 0
+        for c in call.plan.keys.chunks_of(call.peer.rank):
+            n = call.plan.keys.size_of(c)
+            self.own[c] = k[:, at : at + n], v[:, at : at + n]
+            at += n
+        self.arrived: dict[int, Pair] = {}
+
+    def steps(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
+        """Each step with the K and V of its columns, ascending."""
+        steps, overlap = self.call.schedule.steps, self.call.plan.overlap
+        posted = self._post(steps[0]) if steps else None
+        for i, step in enumerate(steps):
+            self.arrived = self._finish(step, posted)
+            if overlap and i + 1 < len(steps):
+                posted = self._post(steps[i + 1])
+            yield step, *self._columns(step)
+            if not overlap and i + 1 < len(steps):
+                posted = self._post(steps[i + 1])
+
+    def _post(self, step: Step) -> Exchange | None:
+        return self._exchange(step.phases[0], self.arrived) if step.phases else None
+
+    def _exchange(self, moves: Sequence[Move], passing: Mapping[int, Pair]) -> Exchange:
+        """Send own chunks, and those passed on for others."""
+        call = self.call
+        what = "the exchange of keys and values"
+        return Exchange(call.peer, moves, call.plan.keys, self.template, lambda c: self.own.get(c) or passing[c], "kv", what)
+
+    def _finish(self, step: Step, posted: Exchange | None) -> dict[int, Pair]:
+        """Wait for the posted phase, then run the others, which pass on what just came in."""
+        fresh: dict[int, Pair] = {}
+        for i, moves in enumerate(step.phases):
+            exchange = posted if i == 0 and posted is not None else self._exchange(moves, fresh)
+            fresh |= {chunk: pair for (_, chunk), pair in exchange.wait().items()}
+        return fresh
+
+    def _columns(self, step: Step) -> Pair:
+        columns = self.call.columns(step)
+        if columns == tuple(self.own):
+            return self.k, self.v
+        pairs = [self.own.get(c) or self.arrived[c] for c in columns]
+        if not pairs:
+            return self.k[:, :0], self.v[:, :0]
+        if len(pairs) == 1:
+            return pairs[0]
+        return torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs], 1)
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """(out in q's dtype, lse): partial results are unrounded and merged as the steps end."""
+    acc = _accumulator(q)
+    total: Partial | None = None
+    single = sum(bool(call.columns(s)) for s in call.schedule.steps) == 1
+    for step, keys, values in _Keys(call, k, v).steps():
+        if not call.columns(step) or q.shape[1] == 0:
+            continue
+        local = call.local(step)
+        part = ops.forward(
+            local,
+            q,
+            keys,
+            values,
+            call.scale,
+            backend=call.backend,
+            schedule=_kernel_schedule(local, call.backend, call.device.type, q.shape[3]),
+            out_dtype=None if single else acc,
+        )
+        total = part if total is None else merge(total, part)
+    if total is None:
+        total = empty(q.shape[0], q.shape[1], q.shape[2], v.shape[3], acc, q.device)
+    return total[0].to(q.dtype), total[1]
+
+
+@lru_cache(maxsize=128)
+def _kernel_schedule(local: BoundaryVectors, backend: str, device: str, head_dim: int) -> tuple[Tensor, ...]:
+    """The tables a backend makes of a mask, shared by the layers of a batch like the localized vectors themselves."""
+    return module_of(backend, device).schedule(local, head_dim)
+
+
+def backward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), each rounded once: contributions are fp32 and added in a fixed order, own first, then by step and rank."""
+    acc = _accumulator(q)
+    keys_in = _Keys(call, k, v)
+    sums = _Gradients(call, replace(keys_in.template, dtype=acc))
+    dq = torch.zeros(q.shape, dtype=acc, device=q.device)
+    for step, keys, values in keys_in.steps():
+        if call.columns(step) and q.shape[1]:
+            local = call.local(step)
+            step_dq, dk, dv = ops.backward(
+                local,
+                q,
+                keys,
+                values,
+                out,
+                lse,
+                dout,
+                dlse,
+                call.scale,
+                backend=call.backend,
+                deterministic=call.deterministic,
+                schedule=_kernel_schedule(local, call.backend, call.device.type, q.shape[3]),
+                grad_dtype=acc,
+            )
+            dq += step_dq
+            sums.keep(call.columns(step), dk, dv)
+        sums.step_done(step)
+    sums.collect()
+    dk, dv = sums.own()
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+class _Gradients:
+    """dK and dV per chunk: what this rank computed, sent back along the moves that brought the chunk.
+
+    Where every chunk came straight from its owner, a step's gradients leave as soon as it is computed; else they wait
+    for those that come back through this rank.
+    """
+
+    def __init__(self, call: Call, template: Template) -> None:
+        self.call, self.template = call, template
+        self.sums: dict[int, Pair] = {}
+        self.early: list[Exchange] = []
+        owners = call.plan.keys.owner
+        self.direct = all(m.src == owners[m.chunk] for m in call.schedule.moves())
+        self.send_early = self.direct and call.plan.overlap
+
+    def keep(self, columns: Sequence[int], dk: Tensor, dv: Tensor) -> None:
+        sizes = [self.call.plan.keys.size_of(c) for c in columns]
+        for c, pair in zip(columns, zip(torch.split(dk, sizes, 1), torch.split(dv, sizes, 1), strict=True), strict=True):
+            self._add(c, pair)
+
+    def step_done(self, step: Step) -> None:
+        if self.send_early:
+            self.early += [self._send_back(phase) for phase in step.phases]
+
+    def collect(self) -> None:
+        """Wait for, or do, all returns; last step first."""
+        if self.send_early:
+            for exchange in self.early:
+                self._take(exchange)
+            return
+        for step in reversed(self.call.schedule.steps):
+            for phase in reversed(step.phases):
+                self._take(self._send_back(phase))
+
+    def own(self) -> Pair:
+        """The sums of this rank's own chunks, joined."""
+        keys = self.call.plan.keys
+        pairs = [self.sums.get(c) or self.template.zeros(keys.size_of(c)) for c in keys.chunks_of(self.call.peer.rank)]
+        if not pairs:
+            return self.template.zeros(0)
+        return torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs], 1)
+
+    def _send_back(self, phase: Sequence[Move]) -> Exchange:
+        back = [Move(m.dst, m.src, m.chunk) for m in phase]
+        what = "the exchange of gradients"
+        return Exchange(self.call.peer, back, self.call.plan.keys, self.template, self._outgoing, "grad", what)
+
+    def _outgoing(self, chunk: int) -> Pair:
+        return self.sums.get(chunk) or self.template.zeros(self.call.plan.keys.size_of(chunk))
+
+    def _take(self, exchange: Exchange) -> None:
+        for (_, chunk), pair in exchange.wait().items():
+            self._add(chunk, pair)
+
+    def _add(self, chunk: int, pair: Pair) -> None:
+        held = self.sums.get(chunk)
+        self.sums[chunk] = pair if held is None else (held[0] + pair[0], held[1] + pair[1])

@@ -1,0 +1,114 @@
+"""What the ranks of a test run, and the answer it must have: dense fp64 attention over the whole sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.runtime import comm, context_parallel
+from maskc.runtime.plan import AttentionPlan, plan
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention call on `world` ranks. The mask is random vectors of the given form, see `vectors`."""
+
+    world: int
+    n: int
+    seed: int
+    form: str = "lts"
+    causal: bool = True
+    strategy: str = "all-gather"
+    order: str = "balanced"
+    chunk: int | None = None
+    heads: tuple[int, int, int] = (2, 1, 1)
+    """Query, key and mask heads."""
+    batch: tuple[int, int] = (1, 1)
+    """Batch, and batch of the mask."""
+    dims: tuple[int, int] = (8, 8)
+    nk: int | None = None
+    dtype: str = "float64"
+    switches: dict[str, Any] = field(default_factory=dict)
+
+    def plan(self, v: BoundaryVectors) -> AttentionPlan:
+        return plan(v, world_size=self.world, order=self.order, chunk=self.chunk, **self.switches)  # type: ignore[arg-type]
+
+
+FORMS = ("none", "lts", "lts lte", "ute", "uts ute", "lts ute", "lts lte ute", "lts lte uts ute", "blocks", "lts blocks")
+
+
+def vectors(case: Case) -> BoundaryVectors:
+    """Random intervals: short, long, empty and inverted ones, per batch item and mask head."""
+    g = torch.Generator().manual_seed(case.seed)
+    n, nk, batch, heads = case.n, case.nk or case.n, case.batch[1], case.heads[2]
+    names = case.form.split()
+
+    def vector() -> Tensor:
+        steps = torch.randint(0, n + 1, (batch, heads, nk // 8 + 1), generator=g)
+        return steps.repeat_interleave(8, -1)[..., :nk].to(torch.int32).contiguous()
+
+    def table() -> BlockTable:
+        keep = torch.rand(batch, heads, -(-n // 4), -(-nk // 8), generator=g) < 0.5
+        return BlockTable(keep, 4, 8)
+
+    v = BoundaryVectors(n, nk, batch, heads, case.causal)
+    v = replace(v, **{name: vector() for name in names if name in ("lts", "lte", "uts", "ute")})
+    return replace(v, blocks=table()) if "blocks" in names else v
+
+
+def tensors(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, dout, dlse of the whole sequence."""
+    g = torch.Generator().manual_seed(case.seed + 1)
+    (hq, hk, _), (d, dv), n, nk, b = case.heads, case.dims, case.n, case.nk or case.n, case.batch[0]
+    shapes = (b, n, hq, d), (b, nk, hk, d), (b, nk, hk, dv), (b, n, hq, dv), (b, hq, n)
+    return tuple(torch.randn(s, generator=g, dtype=torch.float64) for s in shapes)  # type: ignore[return-value]
+
+
+def dense(case: Case, v: BoundaryVectors, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """out, lse, dq, dk, dv by autograd through the dense score matrix. Empty rows give 0, -inf and no gradient."""
+    q, k, val, dout, dlse = (t.to(dtype) for t in tensors(case))
+    q, k, val = (t.requires_grad_() for t in (q, k, val))
+    hq, hk, hm = case.heads
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(hq // hk, 2)) * q.shape[3] ** -0.5
+    masked = v.masked().repeat_interleave(hq // hm, 1).expand(scores.shape)
+    scores = scores.masked_fill(masked, -torch.inf)
+    empty = masked.all(-1)
+    lse = torch.logsumexp(scores.masked_fill(empty[..., None], 0.0), -1)
+    weights = torch.exp(scores - lse[..., None])
+    out = torch.einsum("bhqk,bkhd->bqhd", weights, val.repeat_interleave(hq // hk, 2))
+    ((out * dout).sum() + (lse * dlse).masked_fill(empty, 0.0).sum()).backward()
+    lse = lse.detach().masked_fill(empty, -torch.inf)
+    assert q.grad is not None
+    assert k.grad is not None
+    assert val.grad is not None
+    return {"out": out.detach(), "lse": lse, "dq": q.grad, "dk": k.grad, "dv": val.grad}
+
+
+def attend(rank: int, group: Any, case: Case) -> dict[str, Any]:
+    """A rank's results and the bytes it sent, by kind and destination."""
+    v = vectors(case)
+    p = case.plan(v)
+    dtype = getattr(torch, case.dtype)
+    q, k, val, dout, dlse = (t.to(dtype) for t in tensors(case))
+    q = p.shard(q, rank).clone().requires_grad_()
+    k, val = (p.shard(t, rank, of="keys").clone().requires_grad_() for t in (k, val))
+    with comm.count_traffic() as ledger:
+        out, lse = context_parallel.run(v, q, k, val, group, plan=p, strategy=case.strategy, return_lse=True)
+        dlse = p.shard(dlse, rank, 2).to(lse.dtype).masked_fill(lse.detach() == -torch.inf, 0.0)
+        torch.autograd.backward((out, lse), (p.shard(dout, rank), dlse))
+    result = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": val.grad}
+    return {n: t.detach() for n, t in result.items() if t is not None} | {"sent": ledger.sent, "digest": p.digest}
+
+
+def joined(case: Case, p: AttentionPlan, results: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """The ranks' parts in the order of the sequence."""
+    out = {}
+    for name, axis, dim in (("out", p.rows, 1), ("lse", p.rows, 2), ("dq", p.rows, 1), ("dk", p.keys, 1), ("dv", p.keys, 1)):
+        order = torch.cat([torch.arange(s, e) for r in range(p.world) for s, e in axis.ranges(axis.chunks_of(r))])
+        whole = torch.cat([r[name] for r in results], dim)
+        out[name] = torch.empty_like(whole).index_copy_(dim, order, whole)
+    return out
