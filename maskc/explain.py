@@ -43,12 +43,13 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`rows`: lines that say which rows see key k. `vectors`, `properties`: (name, text)."""
+    """`rows`: lines that say which rows see key k. `needs`: what data must be like. `vectors`, `properties`: (name, text)."""
 
     mask: str
     source: str
     verdict: str
     rows: tuple[str, ...]
+    needs: tuple[str, ...]
     vectors: tuple[tuple[str, str], ...]
     properties: tuple[tuple[str, str], ...]
     data: DataFacts | None = None
@@ -62,6 +63,7 @@ class Explanation:
             "source": self.source,
             "verdict": self.verdict,
             "rows": list(self.rows),
+            "needs": list(self.needs),
             "vectors": dict(self.vectors),
             "properties": dict(self.properties),
             "data": None if self.data is None else _data_json(self.data),
@@ -74,6 +76,10 @@ class Explanation:
         yield ""
         yield "key k is seen by (a .. b: from row a up to, but without, row b)"
         yield from (f"    {line}" for line in self.rows)
+        if self.needs:
+            yield ""
+            yield "where the data"
+            yield from (f"    {line}" for line in self.needs)
         for title, pairs in (("boundary vectors", self.vectors), ("properties", self.properties)):
             if pairs:
                 yield ""
@@ -91,10 +97,19 @@ def explain(compiled: CompiledMask, bound: BoundMask | None = None, block: tuple
     data = data_facts(bound, block) if bound is not None else None
     if program is None:
         rows = ["not known in advance: this mask is neither proved nor refuted, so each batch decides when it is bound"]
-        return Explanation(fn.name, _text(fn), "undecided", tuple(rows), (), (), data)
+        return Explanation(fn.name, _text(fn), "undecided", tuple(rows), (), (), (), data)
     rows = Prose(fn).cases(program.tree) + [f"only where the block table `{t}` keeps the block" for t in fn.tables]
+    needs = tuple(needed(program))
     properties = tuple(_property(c) for c in _properties(compiled))
-    return Explanation(fn.name, _text(fn), "proved", tuple(rows), tuple(vector_notes(program)), properties, data)
+    return Explanation(fn.name, _text(fn), "proved", tuple(rows), needs, tuple(vector_notes(program)), properties, data)
+
+
+def needed(program: IntervalProgram) -> Iterator[str]:
+    """What data must be like, beside the declared facts, for the rows to be as told; binding sees to it."""
+    yield from (
+        f"have no padding before or between segments of `{name}` (else binding refuses them)" for name in program.hole_free
+    )
+    yield from (f"cover every token with `{name}` (else the batch is folded, or refused)" for name in program.tiling)
 
 
 def vector_notes(program: IntervalProgram) -> Iterator[tuple[str, str]]:

@@ -5,9 +5,14 @@ A failure is a fault of maskc (M599), never of the mask.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from maskc.diagnostics import error
 from maskc.ir.intervals import IntervalProgram
 from maskc.ir.nodes import MaskFn
+
+if TYPE_CHECKING:
+    from maskc.ir.reference import Env
 
 SIZES = range(1, 10)
 TRIALS = 8  # for each size
@@ -34,14 +39,22 @@ def verify_program(fn: MaskFn, program: IntervalProgram) -> None:
 def verify_with_oracle(fn: MaskFn, program: IntervalProgram) -> None:
     """The lowered mask equals the predicate, element by element, on small random inputs that obey the declared facts."""
     from maskc.ir.evaluate import evaluate_column, masked_rows
-    from maskc.ir.lower import needs_hole_free
     from maskc.ir.reference import dense
     from maskc.ir.search import environments, heads_of
 
-    for env in environments(fn, needs_hole_free(fn), SIZES, TRIALS):
+    for env in environments(fn, frozenset(program.hole_free), SIZES, TRIALS):
+        if not all(_covers(fn, env, name) for name in program.tiling):
+            continue
         for h in heads_of(fn):
             seen = dense(fn, env, h)
             for k in range(env.nk):
                 masked = masked_rows(program, env, k, evaluate_column(fn, program, env, k, h))
                 if masked != [not row[k] for row in seen]:
                     raise error("M599", f"internal error: key {k} of `{fn.name}` is lowered wrongly for {env}")
+
+
+def _covers(fn: MaskFn, env: Env, name: str) -> bool:
+    """Whether every token of the parent of `name`, or every token at all, lies in a segment of it."""
+    parent = fn.input(name).within
+    whole = [(0, env.nk)] if parent is None else env.sets[parent]
+    return all(env.segment(name, token) is not None for start, end in whole for token in range(start, end))
