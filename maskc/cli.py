@@ -151,7 +151,6 @@ def fmt_command(a: argparse.Namespace) -> int:
         else:
             _rewrite(path, formatted)
             print(f"reformatted {path}")
-    print(f"{changed} of {len(a.files)} files {'would change' if a.check else 'changed'}", file=sys.stderr)
     return WRONG_MASK if a.check and changed else OK
 
 
@@ -187,12 +186,16 @@ def cache_command(a: argparse.Namespace) -> int:
 
     folder: Path = a.options.cache_dir
     if a.action == "clear":
-        print(f"{cache.clear(folder)} entries deleted from {folder}")
+        print(f"{_counted(cache.clear(folder), 'entry', 'entries')} deleted from {folder}")
         return OK
     entries = cache.entries(folder)
     size = sum(path.stat().st_size for path in entries)
-    print(f"{folder}: {len(entries)} entries, {size / 1e6:.1f} MB")
+    print(f"{folder}: {_counted(len(entries), 'entry', 'entries')}, {size / 1e6:.1f} MB")
     return OK
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 # ---------------------------------------------------------------- arguments

@@ -1,0 +1,68 @@
+"""`maskc doctor`, `cache` and `fmt`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from maskc.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROBES = ["maskc", "torch", "bindings", "NVRTC", "nvdisasm", "driver", "GPU", "cache", "settings", "backend"]
+
+
+def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == PROBES
+    assert not [line for line in lines if "not usable" in line]
+
+
+def test_doctor_survives_whatever_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("torch", "maskc.codegen.disasm", "maskc.runtime.driver_api"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == PROBES
+    assert [line.split()[0] for line in lines if "not usable" in line] == ["torch", "nvdisasm", "driver", "GPU", "backend"]
+
+
+def test_doctor_shows_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "here"))
+    monkeypatch.setenv("MASKC_CHECK", "1")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'here'}: 0 entries" in out
+    assert "MASKC_CHECK=1" in out
+
+
+def test_cache_is_counted_and_cleared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
+    causal = str(EXAMPLES / "causal.mask")
+    assert main(["compile", causal, "--kernel", "prep"]) == 0
+    capsys.readouterr()
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}: 1 entry, ")
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"1 entry deleted from {tmp_path}\n"
+    assert main(["cache", "show"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}: 0 entries, ")
+
+
+def test_fmt_rewrites_and_then_has_nothing_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ugly.mask"
+    path.write_text("input   doc:segments\nmask m=same( doc )and k<=q   # the usual\n")
+    assert main(["fmt", "--check", str(path)]) == 1
+    assert capsys.readouterr().out == f"would reformat {path}\n"
+    assert main(["fmt", str(path)]) == 0
+    assert capsys.readouterr().out == f"reformatted {path}\n"
+    assert "# the usual" in path.read_text()
+    assert main(["fmt", "--check", str(path)]) == 0
+
+
+def test_examples_are_formatted() -> None:
+    assert main(["fmt", "--check", *map(str, EXAMPLES.glob("*.mask"))]) == 0
