@@ -18,6 +18,9 @@ from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region,
 
 TILE_BYTES = 64  # a key tile's record: 12 block indexes, see templates/device/key_tile.cuh.j2
 
+LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
+
+_FULL = MaskForm()
 _HOLDS = {
     "k": "K tile, then dK on its way out",
     "v": "V tile, then dV on its way out",
@@ -46,7 +49,7 @@ class BackwardSpec:
 
     head_dim: int
     dtype: Dtype = "bf16"
-    form: MaskForm = MaskForm()  # noqa: RUF009: frozen
+    form: MaskForm = _FULL
     deterministic: bool = False
     block_q: int = 64
     block_kv: int = 128
@@ -99,7 +102,7 @@ class BackwardSpec:
     # ---- geometry
 
     threads = 384
-    producer_registers = 32
+    producer_registers = 24
     consumer_registers = 240
 
     @property
@@ -251,9 +254,6 @@ class BackwardSpec:
     def source(self) -> CudaSource:
         """The three kernels."""
         return render("attn_bwd.cu.j2", spec=self)
-
-
-LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
 
 
 def _indexed(rows: tuple[tuple[str, int, int, str, str, str], ...], index: int) -> tuple[Barrier, ...]:
