@@ -109,7 +109,7 @@ def _reachable(weights: Ints, k: int, bound: int, work_limit: int = 1 << 27) -> 
 
 
 def lpt(weights: Ints, ranks: int, k: int) -> NDArray[np.intp]:
-    """Items (indices into descending `weights`) per rank [ranks, k]: each to the least loaded rank with a free slot."""
+    """Items per rank [ranks, k]: one after the other to the least loaded rank with a free slot; LPT if `weights` descend."""
     groups: list[list[int]] = [[] for _ in range(ranks)]
     heap = [(0, r) for r in range(ranks)]
     for i, w in enumerate(weights.tolist()):
@@ -118,6 +118,18 @@ def lpt(weights: Ints, ranks: int, k: int) -> NDArray[np.intp]:
         if len(groups[r]) < k:
             heapq.heappush(heap, (load + w, r))
     return np.array(groups, dtype=np.intp).reshape(ranks, k)
+
+
+def greedy(weights: Sequence[int], ranks: int) -> Assignment:
+    """The min-heap way: chunks in the order of the sequence, each to the least loaded rank with a free slot."""
+    w = np.asarray(weights, dtype=np.int64)
+    k = max(1, -(-len(w) // ranks))
+    padded = np.concatenate((w, np.zeros(ranks * k - len(w), np.int64)))
+    groups = lpt(padded, ranks, k)
+    owner = np.empty(ranks * k, np.int64)
+    owner[groups] = np.arange(ranks)[:, None]
+    bound = bounds(-np.sort(-padded), ranks, k)
+    return Assignment(tuple(owner[: len(w)].tolist()), tuple(padded[groups].sum(1).tolist()), bound, bound)
 
 
 class _Search:

@@ -233,7 +233,7 @@ def plan(
     )
     if order == "balanced" and assign is None:
         return _balanced(draft, works, effort, machine, epsilon is not None)
-    return _with(draft, _judge(draft, effort), draft.method)
+    return assigned(draft, _judge(draft, effort), draft.method)
 
 
 def _balanced(
@@ -241,25 +241,25 @@ def _balanced(
 ) -> AttentionPlan:
     joint = _joint(draft)
     if draft.nodes == 1 and not (save_traffic and draft.world > 1):
-        return _with(draft, balance(joint, draft.world, effort), "HCC-IPO")
+        return assigned(draft, balance(joint, draft.world, effort), "HCC-IPO")
     nodes = draft.nodes if draft.nodes > 1 else draft.world
     square = draft.rows.bounds == draft.keys.bounds
     sizes = np.array([draft.keys.size_of(c) for c in range(draft.keys.chunk_count)], dtype=np.int64)
     needs = tuple((p.weight, w.need) for p, w in zip(draft.parts, works, strict=True))
     if not square:  # keys stay where they are, so swapping rows cannot be priced by chunk
-        return _with(draft, balance(joint, draft.world, effort), "HCC-IPO")
+        return assigned(draft, balance(joint, draft.world, effort), "HCC-IPO")
     cost = machine.step_cost(draft.costs, draft.tile, draft.heads, draft.heads_kv, draft.head_dim, across=draft.nodes > 1)
     found = balance_nodes(joint, Traffic(sizes, needs), nodes, draft.world // nodes, draft.epsilon_ppm, effort, cost)
-    return _with(draft, found.assignment, f"HCC-IPO, {found.method}")
+    return assigned(draft, found.assignment, f"HCC-IPO, {found.method}")
 
 
-def _with(draft: AttentionPlan, a: Assignment, method: str) -> AttentionPlan:
-    rows = replace(draft.rows, owner=a.owner)
-    keys = replace(draft.keys, owner=a.owner) if draft.rows.bounds == draft.keys.bounds else draft.keys
+def assigned(p: AttentionPlan, a: Assignment, method: str) -> AttentionPlan:
+    """The plan with its row chunks owned as `a` says, and its key chunks too where both axes are cut alike."""
+    alike = p.rows.bounds == p.keys.bounds
     return replace(
-        draft,
-        rows=rows,
-        keys=keys,
+        p,
+        rows=replace(p.rows, owner=a.owner),
+        keys=replace(p.keys, owner=a.owner) if alike else p.keys,
         method=method,
         workloads=a.workloads,
         lower_bound=a.lower_bound,

@@ -1,0 +1,222 @@
+"""What `maskc plan` prints: who holds what, how even the work is, what travels where and what never does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime.balance import Effort, balance, greedy
+from maskc.runtime.layout import Range
+from maskc.runtime.localize import localize
+from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.plan import AttentionPlan, Spec, assigned, plan, vectors_of
+from maskc.runtime.schedule import STRATEGIES
+
+WIDE = 16
+"""Link tables of more ranks than this are summed per rank."""
+
+
+def report(
+    spec: Spec,
+    world: int,
+    *,
+    nodes: int = 1,
+    chunk: int | None = None,
+    order: str = "balanced",
+    assign: Sequence[int] | None = None,
+    epsilon: float | None = None,
+    heads_kv: int = DEFAULT_MACHINE.heads_kv,
+    head_dim: int = DEFAULT_MACHINE.head_dim,
+    itemsize: int = DEFAULT_MACHINE.itemsize,
+    nq: int | None = None,
+    nk: int | None = None,
+) -> str:
+    """The plan of one mask as text: chunks, workloads beside those of other orders, bytes per link, what is never sent."""
+    p = plan(
+        spec,
+        world_size=world,
+        nodes=nodes,
+        chunk=chunk,
+        order=order,  # type: ignore[arg-type]
+        assign=assign,
+        epsilon=epsilon,
+        heads_kv=heads_kv,
+        head_dim=head_dim,
+        nq=nq,
+        nk=nk,
+    )
+    row_bytes = 2 * heads_kv * head_dim * itemsize
+    sections = [_head(p), _ranks(p), _orders(spec, p, row_bytes), _links(p, row_bytes), _never(p), _strategies(p, row_bytes)]
+    return "\n\n".join(sections) + "\n"
+
+
+def local_vectors(
+    spec: Spec,
+    world: int,
+    *,
+    chunk: int | None = None,
+    assign: Sequence[int] | None = None,
+    nq: int | None = None,
+    nk: int | None = None,
+) -> str:
+    """The localized vectors of every rank against all keys, neighbouring keys with equal values joined."""
+    p = plan(spec, world_size=world, chunk=chunk, assign=assign, nq=nq, nk=nk)
+    v = vectors_of(spec, p.rows.length, p.keys.length)
+    out = []
+    for rank in range(world):
+        chunks = p.rows.chunks_of(rank)
+        local = localize(v, p.rows, chunks, p.keys, tuple(range(p.keys.chunk_count)))
+        held = f"rows {_ranges(p.rows.ranges(chunks))} are local rows {_ranges(((0, local.nq),))}" if local.nq else "no rows"
+        out += [f"rank {rank}: {held}", *_vector_lines(local)]
+    return "\n".join(out) + "\n"
+
+
+def _vector_lines(local: BoundaryVectors) -> list[str]:
+    out = []
+    for b in range(local.batch):
+        for h in range(local.heads):
+            label = (f", item {b}" if local.batch > 1 else "") + (f", head {h}" if local.heads > 1 else "")
+            vectors = zip(("lts", "lte", "uts", "ute", "diag"), local.tensors, strict=True)
+            runs = _runs({name: t[b, h] for name, t in vectors if t is not None})
+            out += [f"  keys {keys}{label}: {values}" for keys, values in runs] or [f"  every key{label}: nothing is masked"]
+    if local.blocks is not None:
+        table = local.blocks
+        out.append(f"  block table {tuple(table.keep.shape)}, blocks of {table.block_q} rows x {table.block_kv} keys")
+    return out
+
+
+def _runs(named: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
+    columns = list(zip(*(t.tolist() for t in named.values()), strict=True))
+    out: list[tuple[str, str]] = []
+    start = 0
+    for i in range(1, len(columns) + 1):
+        if i == len(columns) or columns[i] != columns[start]:
+            values = ", ".join(f"{n} {x}" for n, x in zip(named, columns[start], strict=True))
+            out.append((_ranges(((start, i),)), values))
+            start = i
+    return out
+
+
+# ---------------------------------------------------------------- sections
+
+
+def _head(p: AttentionPlan) -> str:
+    size = p.rows.chunk or "uneven"
+    nodes = f" in {p.nodes} nodes" if p.nodes > 1 else ""
+    keys = "" if p.keys.length == p.rows.length else f", {p.keys.length} keys"
+    return "\n".join(
+        [
+            f"plan of `{p.parts[0].name}`: {p.rows.length} rows{keys}, {p.rows.chunk_count} chunks of {size}, {p.world} ranks{nodes}",
+            f"order {p.order} ({p.method}), tiles of {p.tile[0]} x {p.tile[1]}",
+            f"tile costs: partial {p.costs.partial}, unmasked {p.costs.unmasked}; digest {p.digest[:16]}",
+        ]
+    )
+
+
+def _ranks(p: AttentionPlan) -> str:
+    mean = sum(p.workloads) / p.world
+    lines = ["rank    rows    workload  of mean  chunks: positions"]
+    for r in range(p.world):
+        chunks = p.rows.chunks_of(r)
+        share = p.workloads[r] / mean if mean else 1.0
+        held = f"{' '.join(map(str, chunks))}: {_ranges(p.rows.ranges(chunks))}" if chunks else "idle"
+        lines.append(f"{r:4} {p.rows.local_length(r):7} {p.workloads[r]:11}  {share:7.4f}  {held}")
+    slack = p.makespan / p.proven_bound - 1 if p.proven_bound else 0.0
+    proof = "optimal: no assignment of these chunks is better" if p.optimal else f"at most {slack:.3%} above the best possible"
+    lines.append(
+        f"imbalance {p.imbalance:.4f} (largest over mean); lower bound {p.lower_bound}, proven {p.proven_bound}; {proof}"
+    )
+    return "\n".join(lines)
+
+
+def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
+    """Imbalance and traffic of the usual ways, on the same chunks where the way assigns chunks."""
+    shared = {"nodes": p.nodes, "nq": p.rows.length, "nk": p.keys.length, "costs": p.costs}
+    granule = p.rows.chunk
+    ways = {
+        "contiguous": plan(spec, world_size=p.world, order="contiguous", chunk=granule, **shared),  # type: ignore[arg-type]
+        "zigzag": plan(spec, world_size=p.world, order="zigzag", chunk=granule, **shared),  # type: ignore[arg-type]
+    }
+    if p.rows.bounds == p.keys.bounds:
+        loads = p.parts[0].workloads
+        ways["heap"] = assigned(p, greedy(loads, p.world), "heap")
+        ways["LPT"] = assigned(p, balance(loads, p.world, pairs=False), "LPT")
+        ways["HCC-IPO"] = assigned(p, balance(loads, p.world, Effort()), "HCC-IPO")
+    if p.order in ("balanced", "given") and p.method not in ("HCC-IPO",):
+        ways["this plan"] = p
+    lines = ["order       imbalance  busiest rank receives  all ranks receive"]
+    for name, way in ways.items():
+        incoming = _received(way)
+        lines.append(
+            f"{name:11} {way.imbalance:9.4f}  {_bytes(max(incoming) * row_bytes):>21}  {_bytes(sum(incoming) * row_bytes):>17}"
+        )
+    if p.nodes > 1:
+        lines.append(f"across nodes, worst node: {', '.join(f'{n} {_bytes(_across(w) * row_bytes)}' for n, w in ways.items())}")
+    return "\n".join(lines)
+
+
+def _received(p: AttentionPlan) -> list[int]:
+    """Rows of K and V that each rank needs from others."""
+    return [sum(p.keys.size_of(c) for c in p.needed(r) if p.keys.owner[c] != r) for r in range(p.world)]
+
+
+def _across(p: AttentionPlan) -> int:
+    """Rows that enter the node with the most, each counted once."""
+    worst = 0
+    for node in range(p.nodes):
+        ranks = range(node * p.node_size, (node + 1) * p.node_size)
+        wanted = frozenset[int]().union(*(p.needed(r) for r in ranks))
+        worst = max(worst, sum(p.keys.size_of(c) for c in wanted if p.keys.owner[c] not in ranks))
+    return worst
+
+
+def _links(p: AttentionPlan, row_bytes: int) -> str:
+    table = p.schedule("all-gather").rows_sent(p.keys)
+    title = "K and V sent forward, from rank (line) to rank (column); dK and dV take the same ways back"
+    if p.world > WIDE:
+        lines = ["rank        sends     receives"]
+        for r in range(p.world):
+            out, into = sum(table[r]), sum(row[r] for row in table)
+            lines.append(f"{r:4} {_bytes(out * row_bytes):>12} {_bytes(into * row_bytes):>12}")
+        return "\n".join([title, *lines])
+    width = max(9, *(len(_bytes(x * row_bytes)) for row in table for x in row))
+    lines = ["     " + " ".join(f"{r:>{width}}" for r in range(p.world))]
+    for r, row in enumerate(table):
+        lines.append(f"{r:4} " + " ".join(f"{_bytes(x * row_bytes) if x else '-':>{width}}" for x in row))
+    return "\n".join([title, *lines])
+
+
+def _never(p: AttentionPlan) -> str:
+    """Transfers of a full all-gather that no row needs."""
+    n = p.keys.chunk_count
+    lines, skipped = [], 0
+    for r in range(p.world):
+        unseen = [c for c in range(n) if c not in p.needed(r) and p.keys.owner[c] != r]
+        skipped += sum(p.keys.size_of(c) for c in unseen)
+        if unseen:
+            lines.append(f"  to rank {r}: keys {_ranges(p.keys.ranges(tuple(unseen)))}")
+    everything = sum(p.keys.length - p.keys.local_length(r) for r in range(p.world))
+    share = skipped / everything if everything else 0.0
+    return "\n".join([f"never sent: {share:.1%} of a full all-gather", *(lines or ["  (every rank needs every key)"])])
+
+
+def _strategies(p: AttentionPlan, row_bytes: int) -> str:
+    lines = ["strategy    exchanges  sent forward"]
+    for name in STRATEGIES:
+        s = p.schedule(name)
+        total = sum(map(sum, s.rows_sent(p.keys)))
+        lines.append(f"{name:11} {sum(len(step.phases) for step in s.steps):9}  {_bytes(total * row_bytes)}")
+    return "\n".join(lines)
+
+
+def _ranges(ranges: Sequence[Range]) -> str:
+    return " ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in ranges)
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n} B"
