@@ -30,7 +30,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --no-logo
 
 kernels fuzz dist: $(VENV)/installed-dev
 	$(PYTEST) -n $(WORKERS) --maxprocesses 8 -m $@

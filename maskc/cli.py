@@ -163,11 +163,11 @@ def _rewrite(path: Path, text: str) -> None:
 
 def plan_command(a: argparse.Namespace) -> int:
     """`maskc plan`: which rank computes what under context parallelism."""
-    from maskc.runtime.plan import plan_report
+    from maskc.runtime.plan_report import report
     from maskc.targets import load
 
     bound = bind_file(load(a.target), a.inputs)
-    print(plan_report(bound, world_size=a.world, nodes=a.nodes))
+    print(report(bound, a.world, nodes=a.nodes, chunk=a.chunk, order=a.order, emit=a.emit))
     return OK
 
 
@@ -282,6 +282,9 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--inputs", metavar="JSON", type=Path, required=True, help="data of one batch")
     parser.add_argument("--world", metavar="P", type=_positive, required=True, help="number of ranks")
     parser.add_argument("--nodes", metavar="N", type=_positive, default=1, help="number of machines they live on (default 1)")
+    parser.add_argument("--chunk", metavar="N", type=_positive, help="rows that move as a whole")
+    parser.add_argument("--order", metavar="NAME", help="how chunks are given to ranks, such as balanced")
+    parser.add_argument("--emit", choices=("local-vectors",), help="print each rank's own boundary vectors instead")
 
 
 def _add_tile(parser: argparse.ArgumentParser) -> None:
