@@ -163,11 +163,14 @@ def _rewrite(path: Path, text: str) -> None:
 
 def plan_command(a: argparse.Namespace) -> int:
     """`maskc plan`: which rank computes what under context parallelism."""
-    from maskc.runtime.plan_report import report
+    from maskc.runtime.plan_report import local_vectors, report
     from maskc.targets import load
 
     bound = bind_file(load(a.target), a.inputs)
-    print(report(bound, a.world, nodes=a.nodes, chunk=a.chunk, order=a.order, emit=a.emit))
+    if a.emit == "local-vectors":
+        print(local_vectors(bound, a.world, chunk=a.chunk, assign=a.assign), end="")
+    else:
+        print(report(bound, a.world, nodes=a.nodes, chunk=a.chunk, order=a.order, assign=a.assign), end="")
     return OK
 
 
@@ -283,7 +286,8 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--world", metavar="P", type=_positive, required=True, help="number of ranks")
     parser.add_argument("--nodes", metavar="N", type=_positive, default=1, help="number of machines they live on (default 1)")
     parser.add_argument("--chunk", metavar="N", type=_positive, help="rows that move as a whole")
-    parser.add_argument("--order", metavar="NAME", help="how chunks are given to ranks, such as balanced")
+    parser.add_argument("--order", metavar="NAME", default="balanced", help="how chunks are given to ranks (default balanced)")
+    parser.add_argument("--assign", metavar="LIST", type=_ranks, help="the rank of each chunk instead, such as 0,1,1,0")
     parser.add_argument("--emit", choices=("local-vectors",), help="print each rank's own boundary vectors instead")
 
 
@@ -296,6 +300,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,1,1,0")
+    return tuple(int(part) for part in text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:
