@@ -239,7 +239,7 @@ def _command(commands: argparse._SubParsersAction[_Parser], name: str, run: Comm
 
 
 def _add_compile(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from maskc.driver import STAGES
+    from maskc.driver import DTYPES, STAGES
 
     parser = _command(commands, "compile", compile_command, "turn a mask into kernels, or show one stage of that")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -249,7 +249,7 @@ def _add_compile(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--emit", metavar="STAGE", choices=[s.name for s in STAGES], help="print this stage (see below)")
     parser.add_argument("--inputs", metavar="JSON", type=Path, help="data of one batch, for the stages vectors and tiles")
     parser.add_argument("--head-dim", metavar="N", type=int, default=128, help="head dimension of the kernels (default 128)")
-    parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="element type of the kernels (default bf16)")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16", help="element type of the kernels (default bf16)")
     parser.add_argument("--kernel", metavar="LIST", type=_names, help="some of prep,fwd,bwd (default all)")
     parser.add_argument("--deterministic", action="store_true", help="a backward kernel whose dQ is bitwise repeatable")
     _add_tile(parser)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from maskc.ir.intervals import IntervalProgram
     from maskc.ir.nodes import MaskFn
 
+# element types: the name that people use -> the name that templates use
+DTYPES = {"bf16": "bf16", "fp16": "f16"}
+
 # what one stage writes: (kernel name or "" for the mask, content)
 Output = tuple[str, str | bytes]
 
@@ -106,7 +109,7 @@ class Job:
         names = tuple(KERNELS) if r.kernels is None else r.kernels
         if unknown := [name for name in names if name not in KERNELS]:
             raise error("M540", f"there is no kernel {unknown[0]!r}", None, f"there are {', '.join(KERNELS)}")
-        asked = KernelRequest(self.fn, self.compiled.program, r.head_dim, r.dtype, r.deterministic)
+        asked = KernelRequest(self.fn, self.compiled.program, r.head_dim, DTYPES[r.dtype], r.deterministic)
         return tuple(KERNELS[name](asked) for name in names)
 
     @cached_property
