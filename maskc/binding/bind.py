@@ -1,0 +1,332 @@
+"""`CompiledMask.bind`: the inputs of one batch, normalised and checked in O(n), as a BoundMask."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable, square_only
+from maskc.binding.checks import Checks
+from maskc.binding.constructors import SetSource
+from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, rows, tensors_in
+from maskc.binding.facts import Fact, check_fact, check_hole_free, check_sorted, check_within, facts_of, names_in, sizes_in
+from maskc.binding.sets import build_table
+from maskc.boundary import BlockTable
+from maskc.compiled import CompiledMask
+from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.ir.lower import needs_hole_free
+from maskc.ir.nodes import InputDecl, InputKind, MaskFn
+
+_LONGEST = 60  # characters of a value in a message
+
+
+def bind(
+    mask: CompiledMask,
+    *,
+    nq: int | None,
+    nk: int | None,
+    batch: int | None,
+    validate: bool,
+    inputs: Mapping[str, object],
+) -> BoundMask:
+    """See `CompiledMask.bind`."""
+    fn = mask.fn
+    _check_names(fn, inputs)
+    if fn.square and nq is not None and nk is not None and nq != nk:
+        raise square_only(fn, nq, nk)
+    binder = _Binder(fn, _device(fn, inputs), Checks(validate))
+    for size, value in (("nq", nq), ("nk", nk)):
+        if value is not None:
+            binder.pin(size, value, "bind")
+    if batch is not None:
+        binder.agree("batch", batch, "bind")
+    for decl in fn.inputs:
+        binder.collect(decl, inputs)
+    binder.checks.stop()
+    bound = binder.result(mask)
+    bound.check_early()
+    return bound
+
+
+def _check_names(fn: MaskFn, inputs: Mapping[str, object]) -> None:
+    declared = [d.name for d in fn.inputs]
+    wrong = []
+    for name in inputs:
+        if name not in declared:
+            near = difflib.get_close_matches(name, declared, 1)
+            listed = ", ".join(f"`{d}`" for d in declared)
+            hint = f"did you mean `{near[0]}`?" if near else f"it has {listed}" if declared else "it has no inputs"
+            wrong.append(Diagnostic("M411", f"mask `{fn.name}` has no input `{name}`", fn.span, hint))
+    for name in sorted(_required(fn) - set(inputs), key=declared.index):
+        decl = fn.input(name)
+        if decl.default is None:
+            wrong.append(Diagnostic("M410", f"input `{name}` of mask `{fn.name}` is missing", decl.span, _how_to_give(decl)))
+    if wrong:
+        raise MaskcError(wrong)
+
+
+def _required(fn: MaskFn) -> set[str]:
+    """The inputs that the mask reads, and those that these are declared by."""
+    needed = names_in(fn.body) | set(fn.tables) | {name for fact in fn.assumes for name in names_in(fact)}
+    for decl in reversed(fn.inputs):  # parents stand before children
+        if decl.name in needed:
+            needed |= {x for x in (decl.per, decl.within) if x is not None}
+            needed |= {name for fact in decl.where for name in names_in(fact)}
+    return {d.name for d in fn.inputs if d.name in needed}
+
+
+def _how_to_give(decl: InputDecl) -> str:
+    if decl.is_set:
+        return f"bind({decl.name}=maskc.{decl.kind.value}(lengths=[...]))"
+    return f"bind({decl.name}=...)" if decl.per is None and decl.block is None else f"bind({decl.name}=[...])"
+
+
+def _device(fn: MaskFn, inputs: Mapping[str, object]) -> torch.device:
+    """The device of the inputs: that of their GPU tensors, else the CPU."""
+    homes = {t.device: name for name, value in inputs.items() for t in tensors_in(value) if t.device.type != "cpu"}
+    if len(homes) > 1:
+        listed = " and ".join(f"`{name}` on {device}" for device, name in homes.items())
+        raise error("M418", f"inputs of mask `{fn.name}` are on different devices: {listed}", None, "move them to one")
+    return next(iter(homes), torch.device("cpu"))
+
+
+@dataclass(eq=False)
+class _Binder:
+    """Normalised inputs as they come in, and what they agree on."""
+
+    fn: MaskFn
+    device: torch.device
+    checks: Checks
+    sets: dict[str, SegmentTable] = field(default_factory=dict)
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    scalars: dict[str, int | Tensor] = field(default_factory=dict)
+    blocks: dict[str, BlockTable] = field(default_factory=dict)
+    agreed: dict[str, tuple[int, str]] = field(default_factory=dict)  # nq, nk, batch, heads -> (value, who said so)
+
+    # ------------------------------------------------------------ sizes
+
+    def pin(self, size: str, value: int, who: str) -> None:
+        """Nq or nk follow from `who`."""
+        for name in ("nq", "nk") if self.fn.square else (size,):
+            known, by = self.agreed.setdefault(name, (value, who))
+            if known != value:
+                raise self._conflict(f"{'nq = nk' if self.fn.square else name} = {known} by {by}, {value} by {who}")
+
+    def agree(self, axis: str, value: int, who: str) -> None:
+        """The batch or head axis of an input; 1 goes with everything."""
+        known, by = self.agreed.get(axis, (1, ""))
+        if known == 1 and value != 1:
+            self.agreed[axis] = (value, who)
+        elif value not in (1, known):
+            raise self._conflict(f"{axis} = {known} by {by}, {value} by {who}")
+
+    def _conflict(self, message: str) -> MaskcError:
+        return error("M413", f"sizes of mask `{self.fn.name}` disagree: {message}", self.fn.span)
+
+    # ------------------------------------------------------------ one input
+
+    def collect(self, decl: InputDecl, inputs: Mapping[str, object]) -> None:
+        """Normalise one input; what is wrong with it does not stop the others."""
+        try:
+            if decl.name in inputs:
+                self._take(decl, inputs[decl.name])
+            elif decl.default is not None:
+                self.scalars[decl.name] = decl.default
+        except MaskcError as e:
+            self.checks.fail(*e.diagnostics)
+
+    def _take(self, decl: InputDecl, value: object) -> None:
+        match decl.kind:
+            case InputKind.SEGMENTS | InputKind.SPANS:
+                self._take_set(decl, value)
+            case InputKind.BLOCKS:
+                self._take_blocks(decl, value)
+            case _ if decl.per is None:
+                self._take_scalar(decl, value)
+            case _:
+                self._take_vector(decl, value)
+
+    def _take_set(self, decl: InputDecl, value: object) -> None:
+        sources = list(value) if isinstance(value, list | tuple) else [value]
+        sets = [s for s in sources if isinstance(s, SetSource)]
+        if not sets or len(sets) < len(sources):
+            raise error("M412", f"input `{decl.name}` is {decl.kind.value}, not {_shown(value)}", decl.span, _how_to_give(decl))
+        if wrong := next((s.kind for s in sets if s.kind != decl.kind.value), None):
+            raise error(
+                "M412", f"input `{decl.name}` was declared `{decl.kind.value}`, not {wrong}", decl.span, _how_to_give(decl)
+            )
+        table, tokens = build_table(decl, sets if isinstance(value, list | tuple) else sets[0], self.checks, self.device)
+        self.agree("batch", table.batch, f"`{decl.name}`")
+        if tokens is not None:
+            self.pin("nk", tokens, f"`{decl.name}`")
+        self.sets[decl.name] = table
+
+    def _take_scalar(self, decl: InputDecl, value: object) -> None:
+        what = Named(f"input `{decl.name}`", decl.span)
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not INT32_MIN <= value <= INT32_MAX:
+                raise what.error("M408", f"= {value} does not fit in 32 bits")
+            self.scalars[decl.name] = value
+            return
+        given = move(integers(value, what), self.device)
+        if given.ndim > 1 or given.dtype == torch.bool:
+            raise what.error("M412", f"is one int (or one for each batch item), not {_shown(value)}")
+        number = self._fits(given.reshape(-1), what)
+        self.agree("batch", number.shape[0], f"`{decl.name}`")
+        if number.shape[0] == 1 and self.device.type == "cpu":
+            self.scalars[decl.name] = int(number)
+        else:
+            self.scalars[decl.name] = number
+
+    def _take_vector(self, decl: InputDecl, value: object) -> None:
+        what = Named(f"input `{decl.name}`", decl.span)
+        given, _ = rows(value, what, "last")
+        vector = move(given, self.device)
+        most = 2 if decl.per == "head" else 3
+        if not 1 <= vector.ndim <= most:
+            shape = "[heads] or [batch, heads]" if decl.per == "head" else "[n], [batch, n] or [batch, heads, n]"
+            raise what.error("M413", f"has {vector.ndim} axes, not {shape}")
+        if decl.per == "head":
+            vector = vector.reshape(-1, vector.shape[-1], 1)
+        else:
+            vector = vector.reshape((1,) * (3 - vector.ndim) + vector.shape) if vector.ndim != 2 else vector[:, None]
+        self.agree("batch", vector.shape[0], f"`{decl.name}`")
+        self.agree("heads", vector.shape[1], f"`{decl.name}`")
+        vector = self._truths(vector, what) if decl.kind is InputKind.BOOL else self._fits(vector, what)
+        count = None
+        match decl.per:
+            case "key" | "row":
+                self.pin("nk" if decl.per == "key" else "nq", vector.shape[2], f"`{decl.name}`")
+            case "head" | None:
+                pass
+            case of if of in self.sets:
+                count = self.sets[of].counts
+                vector = self._per_segment(decl, vector, self.sets[of], given.ndim == 1)
+            case _:
+                return  # its segments were refused
+        if decl.sorted:
+            check_sorted(decl, vector, count, self.checks)
+        self.vectors[decl.name] = vector.contiguous()
+
+    def _per_segment(self, decl: InputDecl, vector: Tensor, table: SegmentTable, exact: bool) -> Tensor:
+        """A vector with one value per segment, as long as its table."""
+        given, most = vector.shape[2], table.counts.amax().reshape(1)
+        self.checks.forbid(
+            (most != given) if exact else (most > given),
+            [most],
+            lambda at, v: Diagnostic(
+                "M413",
+                f"input `{decl.name}` holds {given} values, `{decl.per}` has {v[0]} segments",
+                decl.span,
+                "one value per segment",
+            ),
+        )
+        if given >= table.size:
+            return vector[..., : table.size]
+        last = vector[..., -1:] if given else vector.new_zeros(*vector.shape[:2], 1)
+        return torch.cat((vector, last.expand(-1, -1, table.size - given)), 2)
+
+    def _take_blocks(self, decl: InputDecl, value: object) -> None:
+        what = Named(f"block table `{decl.name}`", decl.span)
+        keep = move(integers(value, what), self.device)
+        if not 2 <= keep.ndim <= 4:
+            raise what.error("M413", f"has {keep.ndim} axes, not [nQ, nK], [batch, nQ, nK] or [batch, heads, nQ, nK]")
+        keep = keep[:, None] if keep.ndim == 3 else keep.reshape((1,) * (4 - keep.ndim) + keep.shape)
+        self.agree("batch", keep.shape[0], f"`{decl.name}`")
+        self.agree("heads", keep.shape[1], f"`{decl.name}`")
+        assert decl.block is not None
+        self.blocks[decl.name] = BlockTable(self._truths(keep, what).contiguous(), *decl.block)
+
+    def _fits(self, t: Tensor, what: Named) -> Tensor:
+        """As int32."""
+        if t.dtype == torch.int32:
+            return t
+        if t.dtype == torch.bool:
+            raise what.error("M412", "holds truth values, not integers")
+        self.checks.forbid(
+            (t < INT32_MIN) | (t > INT32_MAX),
+            [t],
+            lambda at, v: what.error("M408", f"[{at[-1]}] = {v[0]} does not fit in 32 bits").diagnostics[0],
+        )
+        return t.clamp(INT32_MIN, INT32_MAX).to(torch.int32)
+
+    def _truths(self, t: Tensor, what: Named) -> Tensor:
+        """As bool; integers must be 0 or 1."""
+        if t.dtype != torch.bool:
+            self.checks.forbid(
+                (t != 0) & (t != 1),
+                [t],
+                lambda at, v: what.error("M408", f"[{at[-1]}] = {v[0]} is not a truth value").diagnostics[0],
+            )
+        return t != 0
+
+    # ------------------------------------------------------------ all inputs
+
+    def result(self, mask: CompiledMask) -> BoundMask:
+        """Everything that concerns several inputs; then the one read."""
+        fn, checks = self.fn, self.checks
+        inputs = BoundInputs(self.device, self.sets, self.vectors, self.scalars, self.blocks)
+        nq, nk = (self.agreed[size][0] if size in self.agreed else None for size in ("nq", "nk"))
+        ordered = needs_hole_free(fn) if mask.program is None else mask.program.hole_free
+        for decl in fn.inputs:
+            if decl.name in self.sets:
+                if decl.within in self.sets:
+                    check_within(decl, self.sets[decl.name], self.sets[decl.within], checks)
+                if decl.name in ordered:
+                    check_hole_free(fn, decl, self.sets[decl.name], checks)
+        facts = list(facts_of(fn, {*self.sets, *self.vectors, *self.scalars}))
+        known = {size for size, value in (("nq", nq), ("nk", nk)) if value is not None}
+        later: list[Fact] = []
+        for fact in facts:
+            if sizes_in(fact) <= known:
+                check_fact(fn, fact, inputs, nq, nk, checks)
+            else:
+                later.append(fact)
+        totals: dict[str, int] = {}
+        fill: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for name, table in self.sets.items():
+            checks.read(table.ends.amax(), partial(totals.__setitem__, name))
+            if self.device.type != "cpu":  # tables made there have room for a segment per token
+                checks.read(table.counts.amax(), partial(sizes.__setitem__, name))
+        for name in mask.program.tiling if mask.program is not None else ():
+            checks.read(_filled(fn, self.sets, name), partial(fill.__setitem__, name))
+        for name, scalar in self.scalars.items():
+            if isinstance(scalar, Tensor) and scalar.shape[0] == 1:
+                checks.read(scalar, partial(self.scalars.__setitem__, name))
+        checks.finish()
+        self._trim(sizes)
+        batch, heads = (self.agreed.get(axis, (1, ""))[0] for axis in ("batch", "heads"))
+        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, tuple(later) if checks.enabled else ())
+
+    def _trim(self, sizes: Mapping[str, int]) -> None:
+        """Cut tables, and the vectors per segment, to the largest count of a batch item."""
+        for name, size in sizes.items():
+            room = max(1, size)
+            table = self.sets[name]
+            self.sets[name] = SegmentTable(table.starts[:, :room].contiguous(), table.ends[:, :room].contiguous(), table.counts)
+            for decl in self.fn.inputs:
+                if decl.per == name and decl.name in self.vectors:
+                    self.vectors[decl.name] = self.vectors[decl.name][..., :room].contiguous()
+
+
+def _filled(fn: MaskFn, sets: Mapping[str, SegmentTable], name: str) -> Tensor:
+    """Of the batch item with the largest gap: tokens of the parent outside every segment, or without parent tokens inside."""
+
+    def inside(table: SegmentTable) -> Tensor:
+        return (table.ends.to(torch.int64) - table.starts).sum(1)
+
+    parent = fn.input(name).within
+    return inside(sets[name]).amin() if parent is None else (inside(sets[parent]) - inside(sets[name])).amax()
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,192 @@
+"""What binding makes: normalised inputs, and the mask of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.compiled import CompiledMask
+from maskc.diagnostics import MaskcError, error
+from maskc.ir.nodes import MaskFn
+
+if TYPE_CHECKING:
+    from maskc.binding.facts import Fact
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SegmentTable:
+    """Segments or spans of a batch in order: half-open [start, end) per ordinal, int32 [batch or 1, m] with m >= 1.
+
+    They are disjoint and `starts` never decreases. Items with fewer segments than m end in empty ones that start and
+    end where the last one ends; `counts`, int32 [batch or 1], is how many were given.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    counts: Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.starts.shape[0]
+
+    @property
+    def size(self) -> int:
+        return self.starts.shape[1]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BoundInputs:
+    """Every input that was given, by name, on one device.
+
+    sets: segments and spans. vectors: int32 or bool [batch or 1, heads or 1, n], contiguous; n is 1 for `per head` and
+    the size of the table for a vector per segment, whose entries past the count are meaningless (but sorted, if the
+    vector is). scalars: Python ints, or int32 [batch] where items differ ([1] where a GPU holds it unread). blocks:
+    tables of `bool per block`.
+    """
+
+    device: torch.device
+    sets: dict[str, SegmentTable] = field(default_factory=dict)
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    scalars: dict[str, int | Tensor] = field(default_factory=dict)
+    blocks: dict[str, BlockTable] = field(default_factory=dict)
+
+
+Prepare = Callable[["BoundMask", int, int], BoundaryVectors]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundMask:
+    """A compiled mask with the data of one batch. Made by `CompiledMask.bind`; `maskc.run` takes it.
+
+    nq, nk: sizes where they were given or follow from an input of that length, else None (then `run` decides). batch,
+    heads: 1 where no input depends on them; heads is the number of mask heads, which divides the query heads. totals:
+    how many tokens each segment or span input reaches, and fill: how far those that must have no gap fill their parent
+    (both empty where `validate=False` left the data unread). later: facts that wait for the sizes.
+    """
+
+    compiled: CompiledMask
+    inputs: BoundInputs
+    nq: int | None
+    nk: int | None
+    batch: int
+    heads: int
+    totals: dict[str, int]
+    fill: dict[str, int]
+    later: tuple[Fact, ...] = ()
+    _vectors: dict[tuple[int, int, str], BoundaryVectors] = field(default_factory=dict, repr=False)
+    _schedules: dict[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
+
+    def vectors(
+        self,
+        nq: int | None = None,
+        nk: int | None = None,
+        device: torch.device | str | None = None,
+        prepare: Prepare | None = None,
+    ) -> BoundaryVectors:
+        """The boundary vectors for nq query rows and nk keys, on `device` (default: that of the inputs); kept for later.
+
+        Sizes that neither the caller nor an input gives are the tokens that the segments reach; nq follows nk then.
+        `prepare` makes the vectors of a proved mask instead of torch (a kernel does it in one launch).
+        Raises MaskcError (M4xx) where the data do not fit the sizes.
+        """
+        rows, keys = self._sizes(nq, nk)
+        place = self.inputs.device if device is None else torch.device(device)
+        key = rows, keys, str(place)
+        if key not in self._vectors:
+            self._vectors[key] = self._make(rows, keys, place, prepare)
+        return self._vectors[key]
+
+    def schedule(
+        self, v: BoundaryVectors, head_dim: int, make: Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """What a backend's `schedule` makes of these vectors for a head dimension; kept for later."""
+        key = v.nq, v.nk, str(v.device), head_dim
+        if key not in self._schedules:
+            self._schedules[key] = make(v, head_dim)
+        return self._schedules[key]
+
+    def check_early(self) -> None:
+        """What can be said as soon as the data are bound, where the sizes are known by then."""
+        if self.nk is not None:
+            self._check_totals(self.nk)
+            if self.nq is not None and not self._provable(self.nk):
+                self.vectors()
+
+    def _sizes(self, nq: int | None, nk: int | None) -> tuple[int, int]:
+        fn = self.compiled.fn
+        for name, asked, bound in (("nq", nq, self.nq), ("nk", nk, self.nk)):
+            if asked is not None and bound is not None and asked != bound:
+                raise error("M413", f"mask `{fn.name}` was bound for {name} = {bound}, not {asked}", fn.span)
+        keys = nk if nk is not None else self.nk
+        if keys is None:
+            if not self.totals:
+                hint = "give bind(nq=, nk=); maskc.run takes them from q and k"
+                raise error("M415", f"no input says how many keys mask `{fn.name}` is for", fn.span, hint)
+            keys = max(self.totals.values())
+        rows = nq if nq is not None else self.nq if self.nq is not None else keys
+        if fn.square and rows != keys:
+            raise square_only(fn, rows, keys)
+        return rows, keys
+
+    def _make(self, nq: int, nk: int, device: torch.device, prepare: Prepare | None) -> BoundaryVectors:
+        from maskc.binding.checks import Checks
+        from maskc.binding.columns import boundary_vectors
+        from maskc.binding.facts import check_fact
+
+        self._check_totals(nk)
+        checks = Checks()
+        for fact in self.later:
+            check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
+        checks.finish()
+        provable = self._provable(nk)
+        if provable and prepare is not None and self.inputs.device == device:
+            return prepare(self, nq, nk)
+        program = self.compiled.program if provable else None
+        return on_device(boundary_vectors(self.compiled.fn, program, self.inputs, nq, nk), device)
+
+    def _check_totals(self, nk: int) -> None:
+        fn = self.compiled.fn
+        for name, total in self.totals.items():
+            if total > nk:
+                decl = fn.input(name)
+                hint = f"ending before {nk} is fine: the tail is outside"
+                raise error("M401", f"{decl.kind.value} `{name}` end at {total}, the batch has {nk} keys", decl.span, hint)
+
+    def _provable(self, nk: int) -> bool:
+        """Whether the proved program is exact for these data; else the visible intervals are folded."""
+        program = self.compiled.program
+        if program is None:
+            return False
+        wanted = {name: nk if self.compiled.fn.input(name).within is None else 0 for name in program.tiling}
+        return all(self.fill.get(name) == full for name, full in wanted.items())
+
+
+def square_only(fn: MaskFn, nq: int, nk: int) -> MaskcError:
+    """The error of a mask whose segments serve rows and keys alike, on a rectangle."""
+    hint = "declare inputs `per row` and `per key`, or say `assume nq <= nk` in the file"
+    return error(
+        "M414",
+        f"mask `{fn.name}` uses one set of segments for rows and keys, but there are {nq} rows and {nk} keys",
+        fn.span,
+        hint,
+    )
+
+
+def on_device(v: BoundaryVectors, device: torch.device) -> BoundaryVectors:
+    """The vectors on another device, without waiting for the copy."""
+    if v.device == device:
+        return v
+
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.to(device, non_blocking=True)
+
+    blocks = v.blocks
+    if blocks is not None:
+        blocks = replace(blocks, keep=blocks.keep.to(device, non_blocking=True))
+    lts, lte, uts, ute, diag = (moved(t) for t in v.tensors)
+    return replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks)

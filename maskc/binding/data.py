@@ -1,0 +1,93 @@
+"""What users hand in -> integer tensors: lists, ragged lists, numpy arrays and tensors, each refused with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maskc.binding.constructors import SetSource
+from maskc.diagnostics import MaskcError, Span, error
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An input as messages speak of it: "segments `doc`: cu_seqlens", "`prefix`"."""
+
+    text: str
+    span: Span | None = None
+
+    def error(self, code: str, message: str, hint: str | None = None) -> MaskcError:
+        return error(code, f"{self.text} {message}", self.span, hint)
+
+
+def integers(value: object, what: Named) -> Tensor:
+    """An integer or bool tensor of the value, where it is. Raises M412 for anything else."""
+    tensor = value.detach() if isinstance(value, Tensor) else _from_host(value, what)
+    if tensor.numel() == 0:
+        return tensor.to(torch.int64)
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise what.error("M412", f"holds {_plain(tensor.dtype)} numbers, not integers", "cast them: x.to(torch.int32)")
+    return tensor if tensor.dtype in (torch.bool, torch.int32) else tensor.to(torch.int64)
+
+
+def rows(value: object, what: Named, fill: str) -> tuple[Tensor, list[int] | None]:
+    """As `integers`, but a list of unequal lists is padded to a rectangle: (tensor, length of each list or None).
+
+    fill: "zero", or "last" to repeat the last entry of a list.
+    """
+    if not _is_ragged(value):
+        return integers(value, what), None
+    assert isinstance(value, Sequence)
+    lists = [integers(item, what) for item in value]
+    if len({item.ndim for item in lists if item.numel()}) > 1:
+        raise what.error("M412", "mixes lists of different depths")
+    tail = next((item.shape[1:] for item in lists if item.numel()), torch.Size())
+    longest = max(item.shape[0] for item in lists)
+    out = torch.zeros(len(lists), longest, *tail, dtype=torch.int64)
+    for row, item in zip(out, lists, strict=True):
+        if item.shape[0]:
+            row[: item.shape[0]] = item
+            if fill == "last":
+                row[item.shape[0] :] = item[-1]
+    return out, [item.shape[0] for item in lists]
+
+
+def _is_ragged(value: object) -> bool:
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(x, list | tuple) for x in value):
+        return False
+    return len({len(x) for x in value}) > 1
+
+
+def _from_host(value: object, what: Named) -> Tensor:
+    try:
+        return torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise what.error("M412", f"cannot be read as integers: {shown}", "give a list, a numpy array or a tensor") from None
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors among the data of one input."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, SetSource):
+        yield from tensors_in(value.data)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            if isinstance(item, Tensor | SetSource | list | tuple):
+                yield from tensors_in(item)
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`, without waiting for the copy."""
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
