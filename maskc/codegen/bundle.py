@@ -79,8 +79,25 @@ def write_bundle(
 
 def load_bundle(folder: Path, maskc_version: str) -> Bundle:
     """Read a bundle back; needs neither NVRTC nor a GPU. Raises M608 where it is damaged or of another version."""
+    while True:
+        text = _manifest(folder)
+        try:
+            return _read(folder, text, maskc_version)
+        except MaskcError:
+            if _manifest(folder) == text:
+                raise  # else it was written anew while it was read
+
+
+def _manifest(folder: Path) -> bytes:
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return (folder / MANIFEST).read_bytes()
+    except OSError as e:
+        raise _refused(folder, f"{MANIFEST}: {(e.strerror or str(e)).lower()}") from e
+
+
+def _read(folder: Path, text: bytes, maskc_version: str) -> Bundle:
+    try:
+        manifest = json.loads(text)
         if manifest["format"] != FORMAT or manifest["maskc"] != maskc_version:
             raise _refused(folder, f"made by maskc {manifest['maskc']}, this is {maskc_version}")
         intervals = manifest["intervals"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 
 from maskc.codegen.columns import ColumnCode, Slot, SlotType, column_code
 from maskc.codegen.kernels import Kernel, Request
@@ -94,12 +95,14 @@ def prep_source(code: ColumnCode) -> CudaSource:
     return render("prep.cu.j2", columns=code.text, vectors=code.vectors, threads=THREADS, bytes=size)
 
 
+@cache
 def inputs_type(slots: tuple[Slot, ...]) -> type[ctypes.Structure]:
     """`struct MaskInputs`: nq, nk, then the slots as `{name}_`."""
     members = [("nq", ctypes.c_int), ("nk", ctypes.c_int), *((f"{s.name}_", _SLOT_TYPES[s.type]) for s in slots)]
     return type("MaskInputs", (ctypes.Structure,), {"_fields_": members})
 
 
+@cache
 def arguments_type(slots: tuple[Slot, ...], vectors: tuple[Vector, ...]) -> type[ctypes.Structure]:
     """`struct PrepArgs`: `in`, heads, block_kv, blocks, then three pointers a vector: itself, `_low`, `_high`."""
     sizes = [(name, ctypes.c_int) for name in ("heads", "block_kv", "blocks")]

@@ -1,0 +1,159 @@
+"""The generated columns: as host C++ they equal the oracle, and their text is what it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.columns import ColumnCode, closed_form, column_code
+from maskc.diagnostics import MaskcError
+from maskc.frontend import parse_text
+from maskc.ir.evaluate import evaluate_column
+from maskc.ir.intervals import VECTORS, IntervalProgram
+from maskc.ir.nodes import InputDecl, InputKind
+from maskc.ir.reference import Outside, dense
+from maskc.ir.samples import random_env
+from maskc.ir.symbolic import prove
+from maskc.ir.verdict import Proven
+from tests.codegen import programs
+from tests.codegen.host import HostColumns, bound_inputs, compile_closed, compile_columns
+from tests.codegen.suite import suite
+
+PROGRAMS = 120
+
+
+@pytest.fixture(scope="module")
+def random_programs() -> dict[str, tuple[random.Random, IntervalProgram, ColumnCode]]:
+    """Programs by name, each with the generator that goes on to make its data."""
+    out = {}
+    for seed in range(PROGRAMS):
+        rng = random.Random(seed)
+        program = programs.program(rng)
+        try:
+            out[f"p{seed}"] = rng, program, column_code(programs.FN, program)
+        except MaskcError:  # M609: products of products
+            continue
+    assert len(out) > 0.8 * PROGRAMS
+    return out
+
+
+@pytest.fixture(scope="module")
+def random_columns(
+    random_programs: dict[str, tuple[random.Random, IntervalProgram, ColumnCode]], tmp_path_factory: pytest.TempPathFactory
+) -> HostColumns:
+    return compile_columns({name: code for name, (_, _, code) in random_programs.items()}, tmp_path_factory.mktemp("columns"))
+
+
+def test_random_programs_equal_their_meaning(
+    random_programs: dict[str, tuple[random.Random, IntervalProgram, ColumnCode]], random_columns: HostColumns
+) -> None:
+    """Every node, with outside tokens, empty segments, padding of batches and heads; rows of both slots, canonical."""
+    compared = 0
+    for name, (rng, program, code) in random_programs.items():
+        nq, nk, heads = rng.randint(1, 14), rng.randint(1, 14), rng.randint(1, 2)
+        items = programs.batch(rng, nq, nk, 3, heads)
+        got = random_columns(name, bound_inputs(programs.FN, items), nq, nk, len(items), heads)
+        for b, item in enumerate(items):
+            for h, env in enumerate(item):
+                for k in range(nk):
+                    try:
+                        lower, upper = evaluate_column(programs.FN, program, env, k, h)
+                    except Outside:
+                        continue  # a bound that reads an outside token may be anything
+                    compared += 1
+                    assert got[:, b, h, k].tolist() == [*_canonical(lower, nq), *_canonical(upper, 0)], (
+                        f"{name}, item {b}, head {h}, key {k}: {env}\n{code.text}"
+                    )
+    assert compared > 1000
+
+
+def _canonical(run: tuple[int, int], empty: int) -> tuple[int, int]:
+    return run if run[0] < run[1] else (empty, empty)
+
+
+# ---------------------------------------------------------------- masks of the suite
+
+
+@pytest.fixture(scope="module")
+def suite_columns(tmp_path_factory: pytest.TempPathFactory) -> HostColumns:
+    codes = {name: column_code(fn, program) for name, (fn, program) in suite().items()}
+    return compile_columns(codes, tmp_path_factory.mktemp("suite"))
+
+
+def test_suite_masks_equal_the_oracle(suite_columns: HostColumns) -> None:
+    """The rows that the columns mask are those that the predicate hides, on random batches that obey the declared facts."""
+    for name, (fn, program) in suite().items():
+        rng = random.Random(name)
+        compared = 0
+        for _ in range(100):
+            nk = rng.randint(1, 10)
+            nq = nk if fn.square or rng.random() < 0.5 else rng.randint(1, 10)
+            facts = frozenset(program.hole_free), frozenset(program.tiling)
+            envs = [e for _ in range(3) if (e := random_env(fn, rng, nq, nk, *facts, heads=2)) is not None]
+            if not envs:
+                continue
+            got = suite_columns(name, bound_inputs(fn, [[e, e] for e in envs]), nq, nk, len(envs), 2)
+            vectors = (got[i] if v in program.vectors else None for i, v in enumerate(VECTORS))
+            visible = ~BoundaryVectors(nq, nk, len(envs), 2, program.causal, *vectors).masked()
+            for b, env in enumerate(envs):
+                for h in range(2):
+                    assert visible[b, h].tolist() == dense(fn, env, h), (
+                        f"{name}, head {h}: {env}\n{suite_columns.codes[name].text}"
+                    )
+                    compared += nk
+            if compared > 600:
+                break
+        assert compared > 20, name
+
+
+def test_closed_forms_read_nothing_and_fit_32_bits(tmp_path: Path) -> None:
+    """The masks without data have a closed form, which in 32-bit arithmetic gives the vectors of the program."""
+    forms = {name: form for name, (fn, program) in suite().items() if (form := closed_form(fn, program)) is not None}
+    assert set(forms) == {name for name, (fn, _) in suite().items() if all(_is_scalar(d) for d in fn.inputs)}
+    run = compile_closed(forms, tmp_path)
+    for name, form in forms.items():
+        fn, program = suite()[name]
+        rng = random.Random(name)
+        for _ in range(20):
+            nk = rng.randint(1, 10)
+            nq = nk if fn.square else rng.randint(1, 10)
+            env = random_env(fn, rng, nq, nk)
+            if env is None:
+                continue
+            assert form.fits_int32(nq, nk, env.scalars)
+            got = run(name, nq, nk, env.scalars)
+            for k in range(nk):
+                lower, upper = evaluate_column(fn, program, env, k)
+                assert got[:, k].tolist() == [*_canonical(lower, nq), *_canonical(upper, 0)], (name, env)
+
+
+def _is_scalar(decl: InputDecl) -> bool:
+    return decl.kind is InputKind.INT and decl.per is None
+
+
+def test_values_beyond_32_bits_are_seen_before_they_are_computed() -> None:
+    fn = parse_text("input w : int where w >= 1\nmask m = k <= q < k + w").masks[0]
+    verdict = prove(fn)
+    assert isinstance(verdict, Proven)
+    form = closed_form(fn, verdict.program)
+    assert form is not None
+    assert form.fits_int32(2**30, 2**30, {"w": 2**30 - 1})
+    assert not form.fits_int32(2**30, 2**30, {"w": 2**30})
+
+
+def test_arithmetic_beyond_64_bits_is_refused() -> None:
+    fn = parse_text("input a : int\ninput b : int\ninput c : int\nmask m = k <= q and q < a * b * c").masks[0]
+    verdict = prove(fn)
+    assert isinstance(verdict, Proven)
+    with pytest.raises(MaskcError) as caught:
+        column_code(fn, verdict.program)
+    assert caught.value.code == "M609"
+
+
+@pytest.mark.parametrize("name", ["doc_prefix", "causal_blockwise", "block_diffusion", "duo_heads", "dflash", "cross_pairs"])
+def test_text(golden: Callable[[str, str], None], name: str) -> None:
+    golden(f"{name}.column.cu", column_code(*suite()[name]).text)

@@ -1,0 +1,91 @@
+"""The preparation kernel: run on threads of the CPU, compiled for sm_90a, and its text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from maskc.codegen.kernels import KERNELS, Request, compile_all
+from maskc.codegen.prep import PrepSpec
+from maskc.diagnostics import MaskcError
+from maskc.ir.evaluate import evaluate_column
+from maskc.ir.intervals import VECTORS
+from maskc.ir.samples import random_env
+from maskc.runtime.prep import allocate, pack_arguments
+from maskc.tiles import block_minmax
+from tests.codegen.host import bound_inputs, compile_kernels
+from tests.codegen.suite import suite
+
+EMULATED = ("doc_prefix", "duo_heads", "block_diffusion", "causal_blockwise", "bottom_right")
+
+
+def test_one_launch_makes_vectors_and_tables(tmp_path: Path) -> None:
+    """Batches, heads, a ragged last block and blocks larger than a CTA, against the program evaluated in Python."""
+    kernels = {name: KERNELS["prep"](Request(*suite()[name])) for name in EMULATED}
+    run = compile_kernels({name: kernel.source for name, kernel in kernels.items()}, tmp_path)
+    for name, kernel in kernels.items():
+        fn, program = suite()[name]
+        rng = random.Random(name)
+        assert isinstance(kernel.spec, PrepSpec)
+        for nk, block_kv in ((38, 16), (150, 144)):
+            facts = frozenset(program.hole_free), frozenset(program.tiling)
+            nq = nk if fn.square else nk - 7
+            tries = (random_env(fn, rng, nq, nk, *facts, heads=2) for _ in range(400))
+            envs = list(islice((e for e in tries if e is not None), 2))
+            assert len(envs) == 2, name
+            out = allocate(program, nq, nk, 2, 2, block_kv, torch.device("cpu"))
+            inputs = bound_inputs(fn, [[e, e] for e in envs])  # alive until the kernel has run
+            run(name, pack_arguments(kernel.spec, inputs, out), 2 * 2 * -(-nk // block_kv))
+            for b, env in enumerate(envs):
+                for h in range(2):
+                    for k in range(nk):
+                        (lts, lte), (uts, ute) = evaluate_column(fn, program, env, k, h)
+                        want = (*((lts, lte) if lts < lte else (nq, nq)), *((uts, ute) if uts < ute else (0, 0)))
+                        for v, expected in zip(VECTORS, want, strict=True):
+                            if v in program.vectors:
+                                assert getattr(out.vectors, v)[b, h, k] == expected, (name, v, b, h, k)
+            reference = block_minmax(out.vectors, block_kv)
+            for v in program.vectors:
+                assert torch.equal(getattr(out.extremes, v).low, getattr(reference, v).low), (name, v)
+                assert torch.equal(getattr(out.extremes, v).high, getattr(reference, v).high), (name, v)
+
+
+def test_every_suite_mask_compiles_for_hopper_without_spills() -> None:
+    kernels = [KERNELS["prep"](Request(fn, program)) for fn, program in suite().values()]
+    for kernel, cubin in zip(kernels, compile_all(kernels), strict=True):
+        resources = cubin.kernel("prep")
+        assert cubin.image.startswith(b"\x7fELF")
+        assert (cubin.spills, cubin.stack, cubin.notes) == (0, 0, ()), kernel.spec.text()
+        assert resources.registers <= 64, kernel.spec.text()
+
+
+def test_source_and_spec(golden: Callable[[str, str], None]) -> None:
+    kernel = KERNELS["prep"](Request(*suite()["doc_prefix"]))
+    golden("doc_prefix.prep.cu", kernel.source.text)
+    assert kernel.spec.text().splitlines() == [
+        "kernel = prep",
+        "mask = doc_prefix",
+        "inputs = doc: Segments, prefix: Vector",
+        "vectors = lts, ute",
+        "causal = false",
+        "threads = 128",
+    ]
+    assert kernel.spec.as_json()["inputs"] == {"doc": "Segments", "prefix": "Vector"}
+
+
+def test_a_mask_without_vectors_has_an_empty_kernel() -> None:
+    kernel = KERNELS["prep"](Request(*suite()["causal"]))
+    assert "No vector exists" in kernel.source.text
+    assert kernel.compile().kernel("prep").registers <= 16
+
+
+def test_an_undecided_mask_has_no_kernel() -> None:
+    fn, _ = suite()["doc_prefix"]
+    with pytest.raises(MaskcError) as caught:
+        KERNELS["prep"](Request(fn, None))
+    assert caught.value.code == "M610"
