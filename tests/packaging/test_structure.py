@@ -30,13 +30,6 @@ PARTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("clone") / "maskc"
-    subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(folder)], check=True, capture_output=True)
-    return folder
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_a_clean_clone_holds(clone: Path, part: str) -> None:
     assert (clone / part).exists(), f"{part} is missing or a link that leads nowhere"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.packaging.conftest import tracked
+
 DATA = (
     "maskc/py.typed",
     "maskc/frontend/mask.lark",
@@ -23,12 +24,10 @@ DATA = (
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist, built from a copy of the tracked files."""
+def dist(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("dist")
-    source = folder / "source"
-    subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(source)], check=True, capture_output=True)
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(clone)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     return folder
@@ -49,9 +48,8 @@ def test_holds_the_data_files(names: dict[str, list[str]], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_holds_each_tracked_file_of_the_package_once(names: dict[str, list[str]], kind: str) -> None:
-    tracked = subprocess.run(["git", "ls-files", "maskc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     packed = sorted(n for n in names[kind] if n.startswith("maskc/") and not n.endswith("/") and "." in Path(n).name)
-    assert packed == sorted(tracked)
+    assert packed == sorted(tracked("maskc"))
 
 
 def test_wheel_has_no_root_links(names: dict[str, list[str]]) -> None:
