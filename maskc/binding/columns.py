@@ -31,13 +31,13 @@ def boundary_vectors(fn: MaskFn, program: IntervalProgram | None, inputs: BoundI
     Reads nothing back from a GPU where the mask is proved. Raises M413 for a block table of another size, M416 where a
     column needs more than two masked runs.
     """
-    frames = list(_frames(fn, inputs, nq, nk))
+    frames = _frames(fn, inputs, nq, nk)
     if program is None:
-        vectors, causal = fold(fn, frames)
+        vectors, causal = fold(fn, list(frames))
     else:
-        parts = [_program_slots(program, frame) for frame in frames]
-        vectors, causal = _join(parts, program.vectors, frames), program.causal
-    blocks = _blocks(fn, inputs, nq, nk)
+        parts = [_program_vectors(program, frame) for frame in frames]
+        vectors, causal = {name: concatenate([part[name] for part in parts]) for name in program.vectors}, program.causal
+    blocks = block_table(fn, inputs, nq, nk)
     shapes = [t.shape for t in vectors.values()] + ([] if blocks is None else [blocks.keep.shape])
     batch, heads = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
     lts, lte, uts, ute = (vectors[name].expand(batch, heads, nk).contiguous() if name in vectors else None for name in VECTORS)
@@ -59,12 +59,14 @@ def _frames(fn: MaskFn, inputs: BoundInputs, nq: int, nk: int) -> Iterator[Frame
 # ---------------------------------------------------------------- a proved mask
 
 
-def _program_slots(program: IntervalProgram, frame: Frame) -> dict[Vector, Number]:
+def _program_vectors(program: IntervalProgram, frame: Frame) -> dict[Vector, Tensor]:
+    """The vectors at the columns of the frame, int32 [batch or 1, heads or 1, columns]."""
     assert frame.nq is not None
     lts, lte, uts, ute = _tree(program.tree, frame, frame.nq)
     lts, lte = _canonical(lts, lte, frame.nq)
     uts, ute = _canonical(uts, ute, 0)
-    return {"lts": lts, "lte": lte, "uts": uts, "ute": ute}
+    numbers: dict[Vector, Number] = {"lts": lts, "lte": lte, "uts": uts, "ute": ute}
+    return {name: frame.spread(numbers[name]) for name in program.vectors}
 
 
 def _tree(tree: Tree, frame: Frame, nq: int) -> Slots:
@@ -102,15 +104,10 @@ def _canonical(lo: Number, hi: Number, empty: int) -> tuple[Number, Number]:
     return _pick(gone, empty, lo), _pick(gone, empty, hi)
 
 
-def _join(parts: list[dict[Vector, Number]], names: tuple[Vector, ...], frames: list[Frame]) -> dict[Vector, Tensor]:
-    """Slices of columns as whole int32 vectors [batch or 1, heads or 1, nk]."""
-    return {name: concatenate([frame.spread(part[name]) for part, frame in zip(parts, frames, strict=True)]) for name in names}
-
-
 # ---------------------------------------------------------------- block tables
 
 
-def _blocks(fn: MaskFn, inputs: BoundInputs, nq: int, nk: int) -> BlockTable | None:
+def block_table(fn: MaskFn, inputs: BoundInputs, nq: int, nk: int) -> BlockTable | None:
     """The tables of a mask as one: on the common grid, a block is kept where all keep it."""
     tables = []
     for name in fn.tables:

@@ -39,7 +39,7 @@ class VectorData(ctypes.Structure):
 
 
 class Scalar(ctypes.Structure):
-    _fields_ = (("at", ctypes.c_void_p), ("value", ctypes.c_int))
+    _fields_ = (("at", ctypes.c_void_p), ("batch_stride", ctypes.c_int), ("value", ctypes.c_int))
 
 
 _SLOT_TYPES: dict[SlotType, type[ctypes.Structure]] = {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 from weakref import WeakKeyDictionary
 
 import torch
 
-from maskc.binding.bound import BoundInputs, SegmentTable
-from maskc.boundary import BoundaryVectors
+from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable
+from maskc.binding.columns import block_table
+from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen import nvrtc
 from maskc.codegen.columns import Slot
 from maskc.codegen.kernels import KERNELS, Request
@@ -55,22 +56,55 @@ def why_not(compiled: CompiledMask, device: torch.device) -> Diagnostic | None:
     return None if missing is None else missing.diagnostics[0]
 
 
-def prepare(
-    compiled: CompiledMask, inputs: BoundInputs, nq: int, nk: int, batch: int, heads: int, block_kv: int = 128
-) -> Prepared:
-    """The vectors of a batch from its bound inputs, which lie on one CUDA device: int32 [batch, heads, nk].
+def vectors(bound: BoundMask, nq: int, nk: int) -> BoundaryVectors:
+    """The vectors of a bound mask, to be passed as `prepare` to `BoundMask.vectors` where `why_not` has nothing to say."""
+    blocks = block_table(bound.compiled.fn, bound.inputs, nq, nk)
+    return replace(prepare(bound.compiled, bound.inputs, nq, nk, blocks=blocks).vectors, blocks=blocks)
 
-    batch, heads: those of the mask (1 where no input depends on them). The data must be such that the program is exact
-    for them (`IntervalProgram.hole_free`, `tiling`). Runs on torch's current stream. Raises M601, M602, M604 to M606.
+
+def prepare(
+    compiled: CompiledMask,
+    inputs: BoundInputs,
+    nq: int,
+    nk: int,
+    *,
+    block_kv: int = 128,
+    blocks: BlockTable | None = None,
+) -> Prepared:
+    """Vectors and tables of a batch from its bound inputs, which lie on one CUDA device.
+
+    The data must be such that the program is exact for them (`IntervalProgram.hole_free`, `tiling`). `blocks` only adds
+    its own batch and heads to those of the result. Runs on torch's current stream. Raises M601, M602, M604 to M606.
     """
-    assert compiled.program is not None, "why_not says so"
-    prepared = allocate(compiled.program, nq, nk, batch, heads, block_kv, inputs.device)
-    if compiled.program.vectors:
-        ready = _load(compiled)
-        body = pack_arguments(ready.spec, inputs, prepared)
-        blocks = batch * heads * -(-nk // block_kv)
-        launch(ready.kernel, (blocks, 1, 1), ready.spec.threads, Arguments((), body), device=inputs.device)
+    program = compiled.program
+    assert program is not None, "why_not says so"
+    shape = [] if blocks is None else [blocks.keep]
+    if not program.vectors:
+        return allocate(program, nq, nk, *_lead(shape), block_kv, inputs.device)
+    ready = _load(compiled)
+    prepared = allocate(program, nq, nk, *_lead(shape + _tensors(ready.spec, inputs)), block_kv, inputs.device)
+    grid = prepared.vectors.batch * prepared.vectors.heads * -(-nk // block_kv)
+    body = pack_arguments(ready.spec, inputs, prepared)
+    launch(ready.kernel, (grid, 1, 1), ready.spec.threads, Arguments((), body), device=inputs.device)
     return prepared
+
+
+def _tensors(spec: PrepSpec, inputs: BoundInputs) -> list[torch.Tensor]:
+    """Every tensor that the kernel reads, its first dimensions being batch and heads."""
+    out = []
+    for name in (slot.name for slot in spec.slots):
+        if name in inputs.sets:
+            out.append(inputs.sets[name].starts[:, None])
+        elif name in inputs.vectors:
+            out.append(inputs.vectors[name])
+        elif isinstance(scalar := inputs.scalars[name], torch.Tensor):
+            out.append(scalar[:, None])
+    return out
+
+
+def _lead(tensors: list[torch.Tensor]) -> tuple[int, int]:
+    """Batch and heads that cover all of them: 1 where nothing depends on them."""
+    return max((t.shape[0] for t in tensors), default=1), max((t.shape[1] for t in tensors), default=1)
 
 
 def allocate(program: IntervalProgram, nq: int, nk: int, batch: int, heads: int, block_kv: int, device: torch.device) -> Prepared:
@@ -154,7 +188,7 @@ def _vector(vector: torch.Tensor) -> ctypes.Structure:
 
 def _scalar(value: int | torch.Tensor) -> ctypes.Structure:
     """A value, or where the values of the batch items lie."""
-    return Scalar(None, value) if isinstance(value, int) else Scalar(value.data_ptr(), 0)
+    return Scalar(None, 0, value) if isinstance(value, int) else Scalar(value.data_ptr(), _stride(value, 0), 0)
 
 
 def _stride(tensor: torch.Tensor, dim: int) -> int:

@@ -21,8 +21,8 @@ struct Segments { const int* starts; const int* ends; long long batch_stride; in
 // int32 or bool [batch, heads, length]; a stride of 0 broadcasts.
 struct Vector { const int* data; long long batch_stride, head_stride; int length; };
 struct Flags { const unsigned char* data; long long batch_stride, head_stride; int length; };
-// One value, or one per batch item where `at` is set.
-struct Scalar { const int* at; int value; };
+// One value, or where the values of the batch items lie.
+struct Scalar { const int* at; int batch_stride, value; };
 
 struct Found { idx i, start, end; };  // ordinal, or -1
 struct Read { idx value; bool ok; };
@@ -42,7 +42,7 @@ MASKC_FN Bounds bounds(idx nq, idx lower_lo, idx lower_hi, idx upper_lo, idx upp
   return {int(lower ? lower_lo : nq), int(lower ? lower_hi : nq), int(upper ? upper_lo : 0), int(upper ? upper_hi : 0)};
 }
 
-MASKC_FN idx scalar(const Scalar& s, int b) { return s.at ? s.at[b] : s.value; }
+MASKC_FN idx scalar(const Scalar& s, int b) { return s.at ? s.at[(long long)b * s.batch_stride] : s.value; }
 
 MASKC_FN Read read(const Vector& v, int b, int h, idx i) {
   const bool ok = 0 <= i && i < v.length;
