@@ -44,7 +44,7 @@ def run_case(case: Case) -> str:
             got = _call(case, attend, call)
         if repeat == 0:
             first = got
-            if problem := compare(got, wanted, vectors, case):
+            if problem := compare(got, wanted, fp32_rounding(call), case):
                 return problem
         for name, tensor in got.items():
             stable = name != "dq" or case.deterministic
@@ -200,7 +200,15 @@ def _dense(
     return out, lse, (dscores @ k) * scale, (dscores.T @ q) * scale, weights.T @ dout
 
 
-def compare(got: Tensors, wanted: dict[str, Tensors], v: BoundaryVectors, case: Case) -> str:
+def fp32_rounding(call: Tensors) -> dict[str, float]:
+    """What fp32 accumulation alone may cost: where one key is visible dP - delta is exactly 0, and so is naive's error."""
+    top = {name: call[name].abs().max().item() for name in ("q", "k", "v", "dout")}
+    dim = call["q"].shape[3]
+    dscore = 2.0**-22 * dim * top["dout"] * top["v"] * dim**-0.5
+    return {"out": 0.0, "dv": 0.0, "dq": dscore * top["k"], "dk": dscore * top["q"]}
+
+
+def compare(got: Tensors, wanted: dict[str, Tensors], slack: dict[str, float], case: Case) -> str:
     """ "" or the first broken promise, with the worst coordinate."""
     rows, keys = wanted["sees"]["rows"], wanted["sees"]["keys"]
     for name, tensor in got.items():
@@ -221,12 +229,12 @@ def compare(got: Tensors, wanted: dict[str, Tensors], v: BoundaryVectors, case: 
         error, limit = (x - exact).abs(), (naive - exact).abs()
         low = exact.to(DTYPES[case.dtype])
         rounding = ((low + 0.3) - 0.3 - low).double().abs().max().item()
-        bound = 2 * limit.max().item() + 2 * rounding
+        bound = 2 * limit.max().item() + 2 * rounding + slack[name]
         if error.max().item() > bound:
             where = tuple((error == error.max()).nonzero()[0].tolist())
             off = f"off by {error.max().item():.2e} > {bound:.2e}"
             return f"{name}{list(where)} = {x[where].item():.5g}, exact {exact[where].item():.5g}: {off}"
-        if error.norm() > 2 * limit.norm() + 1e-3 * exact.norm():
+        if error.norm() > 2 * limit.norm() + 1e-3 * exact.norm() + slack[name] * error.numel() ** 0.5:
             return f"{name}: Frobenius error {error.norm().item():.2e}, naive {limit.norm().item():.2e}"
         empty = ~rows.transpose(1, 2) if name in ("out", "dq") else ~keys.transpose(1, 2)
         if (x[empty] != 0).any():
