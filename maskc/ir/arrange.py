@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from maskc.ir.bounds import Bound, extremum, forms, le
@@ -106,7 +107,7 @@ def _gaps(context: Context, order: list[Pair], nq: Lin, diagonal: Lin | None) ->
     gaps = []
     if not le(context, order[0][0], ZERO if diagonal is None else diagonal):
         gaps.append(Gap(ZERO, order[0][0], "top"))
-    for (_, hi), (lo, _) in zip(order, order[1:], strict=False):
+    for (_, hi), (lo, _) in pairwise(order):
         if not le(context, lo, hi):
             gaps.append(Gap(hi, lo, "middle"))
     if not le(context, nq, order[-1][1]):

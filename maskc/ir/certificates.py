@@ -72,7 +72,9 @@ def _integral(parts: dict[str, Fraction]) -> tuple[tuple[int, str], ...]:
 def check(c: Certificate) -> bool:
     """Whether sympy confirms the certificate: every cut is a sound rounding and the sum is a negative constant."""
     known = {cut.row for cut in c.cuts}
-    if not all(m > 0 or text.startswith("0 == ") for parts in (c.combination, *(x.combination for x in c.cuts)) for m, text in parts):
+    if not all(
+        m > 0 or text.startswith("0 == ") for parts in (c.combination, *(x.combination for x in c.cuts)) for m, text in parts
+    ):
         return False
     for cut in c.cuts:
         row = to_sympy(_read(cut.row))

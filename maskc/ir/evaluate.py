@@ -37,9 +37,7 @@ def masked_rows(program: IntervalProgram, env: Env, k: int, runs: tuple[Run, Run
     return [lts <= q < lte or uts <= q < ute or (program.causal and q < k) for q in range(env.nq)]
 
 
-def visible_runs(
-    fn: MaskFn, cases: Sequence[tuple[tuple[Pred, ...], Interval]], env: Env, k: int, h: int = 0
-) -> list[Run]:
+def visible_runs(fn: MaskFn, cases: Sequence[tuple[tuple[Pred, ...], Interval]], env: Env, k: int, h: int = 0) -> list[Run]:
     """The visible rows of a column by the fold of `interval_cases`: sorted, disjoint, not touching."""
     at = Point(0, k, h)
     found = [clamped(fn, env, i, k, h) for guards, i in cases if all(holds(fn, env, g, at) for g in guards)]

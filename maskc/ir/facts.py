@@ -39,7 +39,7 @@ from maskc.ir.nodes import (
 )
 from maskc.ir.nodes import Row as QueryRow
 from maskc.ir.normalize import ancestry, definedness, dnf
-from maskc.ir.traverse import Node, reads_row, rewrite, walk
+from maskc.ir.traverse import Node, reads_row, rewrite
 
 Bool = Pred  # InSet, InEdge or BoolField with a canonical index and no span
 
@@ -121,7 +121,7 @@ class FactTable:
                 if isinstance(atom, EdgeStart):
                     self._edge(of, edge, index)
                 else:
-                    lin(EdgeStart(of, edge, index))  # type: ignore[arg-type]
+                    lin(EdgeStart(of, edge, index))
             case Min(terms):
                 for t in terms:
                     self._ge(lin(t) - lin(atom))
@@ -186,14 +186,16 @@ class FactTable:
         if reads_row(fact):
             return
         reads = definedness(self.fn, fact)
-        if any(not isinstance(r, InSet) for r in reads):
-            return
         cases = dnf(self.fn, fact)
         if len(cases) != 1:
             return
-        when += tuple((self.boolean(r), True) for r in reads)
+        for r in reads:
+            if isinstance(r, Compare):  # an index in range
+                given += tuple(f.form for f in compare_facts(self.space, r))
+            else:
+                when += ((self.boolean(r), True),)
         for literal in cases[0]:
-            if isinstance(literal, Compare):
+            if isinstance(literal, Compare) and literal not in reads:
                 for f in compare_facts(self.space, literal):
                     self.facts.append(Conditional(f, when, given))
 
@@ -218,11 +220,11 @@ class FactTable:
         self._eq(start - s, (at_edge, True))
         self._eq(end - e, (at_edge, True))
         if of in self.tiling:
-            there = () if parent is None else ((InSet(parent, index), True),)
+            inside_parent: tuple[tuple[Bool, bool], ...] = () if parent is None else ((InSet(parent, index), True),)
             if edge == "last":
-                self._eq(end - lin(Size("nk") if parent is None else SegAttr(parent, "end", index)), *there)
+                self._eq(end - lin(Size("nk") if parent is None else SegAttr(parent, "end", index)), *inside_parent)
             else:
-                self._eq(start - (ZERO if parent is None else lin(SegAttr(parent, "start", index))), *there)
+                self._eq(start - (ZERO if parent is None else lin(SegAttr(parent, "start", index))), *inside_parent)
         if edge == "last":
             self._ge(start - s, inside)
             self._ge(end - e, inside)
@@ -264,7 +266,7 @@ class FactTable:
                 for d in self.fn.inputs:
                     if d.is_set and of in ancestry(self.fn, d.name):
                         out.append((InSet(d.name, index), False))
-                        out += [(InEdge(d.name, edge, index), False) for edge in ("first", "last")]  # type: ignore[arg-type]
+                        out += [(InEdge(d.name, edge, index), False) for edge in ("first", "last")]
                     elif d.per is not None and d.per in self._decls and of in ancestry(self.fn, d.per):
                         out.append((BoolField(d.name, index), False))
             case BoolField(name, index) if value:
@@ -375,33 +377,30 @@ class Context:
 def _monotone_lemmas(table: FactTable, solved: Solved) -> list[Fact]:
     """Gathers and floors are monotone: a <= b gives f(a) <= f(b). Tried for every pair of like atoms."""
     space = table.space
-    groups: dict[tuple[object, ...], list[tuple[Lin, Lin]]] = {}
-    for e in space.atoms:
-        match e:
+    gathers: dict[tuple[str, str], list[tuple[Lin, Lin]]] = {}
+    floors: dict[Lin, list[tuple[Lin, Lin]]] = {}
+    for atom in space.atoms:
+        match atom:
             case StartOf(of, value):
-                groups.setdefault((StartOf, of), []).append((space.lin(value), space.lin(e)))
+                gathers.setdefault(("start", of), []).append((space.lin(value), space.lin(atom)))
             case FirstRow(name, value):
-                groups.setdefault((FirstRow, name), []).append((space.lin(value), space.lin(e)))
-            case FloorDiv(a, b) if not isinstance(b, Const) and not any(isinstance(n, QueryRow) for n in walk(a)):
-                groups.setdefault((FloorDiv, b), []).append((space.lin(a), space.lin(e)))
+                gathers.setdefault(("row", name), []).append((space.lin(value), space.lin(atom)))
+            case FloorDiv(a, b) if not isinstance(b, Const) and not reads_row(a):
+                floors.setdefault(space.lin(b), []).append((space.lin(a), space.lin(atom)))
             case _:
                 pass
-    out: list[Fact] = []
 
     def le(a: Lin, b: Lin) -> bool:
         d = b - a
         return d.const >= 0 if d.is_const else refute(solved, [Fact(-d - 1)]) is not None
 
-    for key, members in groups.items():
-        if key[0] is FloorDiv:
-            divisor = space.lin(key[1])  # type: ignore[arg-type]
-            for x, f in members:
-                if le(Lin(0), x):
-                    out += [Fact(f), Fact(space.times(divisor, f))]
-        for (x, f), (y, g) in combinations(members, 2):
-            for (a, fa), (b, fb) in (((x, f), (y, g)), ((y, g), (x, f))):
-                if le(a, b):
-                    out.append(Fact(fb - fa))
-                    if key[0] is FloorDiv:
-                        out.append(Fact(space.times(space.lin(key[1]), fb - fa)))  # type: ignore[arg-type]
-    return out
+    def ordered(members: list[tuple[Lin, Lin]]) -> list[Lin]:
+        pairs = [pair for x, y in combinations(members, 2) for pair in ((x, y), (y, x))]
+        return [fb - fa for (a, fa), (b, fb) in pairs if le(a, b)]
+
+    out = [form for members in gathers.values() for form in ordered(members)]
+    for divisor, members in floors.items():
+        # with a symbolic divisor the product divisor * floor is an unknown of its own
+        steps = ordered(members) + [f for x, f in members if le(ZERO, x)]
+        out += steps + [space.times(divisor, f) for f in steps]
+    return [Fact(form) for form in out]

@@ -27,7 +27,7 @@ class Fact:
 class Row:
     """A derived inequality sum coef * atom + const >= 0: (sum of multiplier * part) / divisor, rounded down."""
 
-    __slots__ = ("coef", "const", "parts", "divisor", "history")
+    __slots__ = ("coef", "const", "divisor", "history", "parts")
 
     def __init__(
         self, coef: dict[int, int], const: int, parts: tuple[tuple[int, Row | Fact], ...], history: int, divisor: int = 1
@@ -177,20 +177,20 @@ def _eliminate(rows: list[Row]) -> Row | None:
                 side = ups if c > 0 else downs
                 side[a] = side.get(a, 0) + 1
         # an atom bounded on one side only cannot take part in a contradiction
-        free = (ups.keys() ^ downs.keys())
+        free = ups.keys() ^ downs.keys()
         if free:
             rows = [r for r in rows if free.isdisjoint(r.coef)]
             continue
         atom = min(ups, key=lambda a: (ups[a] * downs[a] - ups[a] - downs[a], a))
         eliminated += 1
         best = {}
-        lower, upper = [], []
+        lower: list[Row] = []
+        upper: list[Row] = []
         for r in rows:
-            c = r.coef.get(atom)
-            if c is None:
-                _keep(best, r)
+            if atom in r.coef:
+                (lower if r.coef[atom] > 0 else upper).append(r)
             else:
-                (lower if c > 0 else upper).append(r)
+                _keep(best, r)
         for x in lower:
             for y in upper:
                 # a row from more than eliminated + 1 originals is implied by others (Chernikov)

@@ -70,7 +70,7 @@ ONE = Lin(1)
 
 
 def combine(parts: Iterable[tuple[int, Lin]]) -> Lin:
-    """sum of multiplier * form."""
+    """Sum of multiplier * form."""
     const = 0
     out: dict[int, int] = {}
     for m, lin in parts:

@@ -16,6 +16,7 @@ from itertools import product
 from maskc.ir.intervals import Interval
 from maskc.ir.linear import ZERO, Lin, Space
 from maskc.ir.nodes import (
+    Add,
     BoolField,
     Col,
     Compare,
@@ -46,6 +47,7 @@ from maskc.ir.normalize import Literals, ancestry, dnf
 from maskc.ir.refusals import Refusal, refuse
 from maskc.ir.traverse import TRUE, Node, reads_row, rewrite
 
+GuardedIntervals = tuple[tuple[tuple[Pred, ...], Interval], ...]
 Guard = Lin | tuple[Pred, bool]  # a form >= 0, or a truth atom with its value
 
 
@@ -94,7 +96,7 @@ def needs_hole_free(fn: MaskFn) -> frozenset[str]:
     return lower(fn).hole_free
 
 
-def interval_cases(fn: MaskFn) -> tuple[tuple[tuple[Pred, ...], Interval], ...]:
+def interval_cases(fn: MaskFn) -> GuardedIntervals:
     """The visible rows of a column as a union: ((guards over k, all of which must hold), rows lo <= q < hi), ...
 
     Unsorted and possibly overlapping; bounds may lie outside [0, nq]. This is what binding folds for a mask whose
@@ -122,7 +124,7 @@ def guard_pred(space: Space, g: Guard) -> Pred:
 
 
 def nonneg_pred(space: Space, form: Lin) -> Pred:
-    """form >= 0, written with positive terms on both sides."""
+    """Form >= 0, written with positive terms on both sides."""
     left = Lin(0, tuple((a, c) for a, c in form.terms if c > 0))
     right = Lin(0, tuple((a, -c) for a, c in form.terms if c < 0))
     if form.const == -1:
@@ -175,8 +177,6 @@ class _Conjunction:
         """Attributes of the row's segment as the column's, for segments that both share."""
         match n:
             case SegAttr(of, "pos", Row()) if of in self.shared:
-                from maskc.ir.nodes import Add
-
                 return Add((Row(), Mul(Const(-1), SegAttr(of, "start", Col()))), span=n.span)
             case SegAttr(of, attr, Row()) if of in self.shared:
                 return SegAttr(of, attr, Col(), span=n.span)
@@ -192,8 +192,8 @@ class _Conjunction:
                 return None
 
     def _form(self, c: Compare) -> Lin:
-        """b - a for `<=`, and so on: the literal says form >= 0, == 0 or != 0."""
-        c = rewrite(c, self._share)  # type: ignore[assignment]
+        """B - a for `<=`, and so on: the literal says form >= 0, == 0 or != 0."""
+        c = rewrite(c, self._share)
         d = self.space.lin(c.b) - self.space.lin(c.a)
         match c.op:
             case "<":
@@ -309,7 +309,7 @@ class _Conjunction:
         return self.space.lin(StartOf(of, self.space.expr(ordinal)))
 
     def _shift(self, c: Compare, index: Expr) -> Lin:
-        """c for an index q + c."""
+        """C for an index q + c."""
         form = self.space.lin(index)
         row = self.space.atom(Row())
         rows = self._row_terms(form)
@@ -355,7 +355,7 @@ class _Conjunction:
 
     def _same(self, atom: Same, positive: bool) -> list[Case]:
         k_in = InSet(atom.of, Col())
-        start, end = (self.space.lin(SegAttr(atom.of, a, Col())) for a in ("start", "end"))  # type: ignore[arg-type]
+        start, end = (self.space.lin(SegAttr(atom.of, a, Col())) for a in ("start", "end"))
         if positive:
             return [Case(guards=((k_in, True),), lows=(start,), highs=(end,))]
         inside = Case(guards=((k_in, True),))
@@ -383,4 +383,3 @@ def _impossible(c: Case) -> bool:
         (isinstance(g, Lin) and g.is_const and g.const < 0) or (isinstance(g, tuple) and (g[0], not g[1]) in c.guards)
         for g in c.guards
     )
-

@@ -38,7 +38,6 @@ from maskc.ir.nodes import (
     Mul,
     Not,
     Or,
-    Pred,
     Row,
     Same,
     Scalar,
@@ -169,9 +168,9 @@ def _input(d: InputDecl) -> str:
 def _kind(d: InputDecl) -> str:
     match d.kind:
         case InputKind.SEGMENTS | InputKind.SPANS:
-            return d.kind.value + (f" within {d.within}" if d.within is not None else "")
+            return d.kind.value if d.within is None else f"{d.kind.value} within {d.within}"
         case InputKind.INT | InputKind.BOOL:
-            return d.kind.value + (f" per {d.per}" if d.per is not None else "")
+            return d.kind.value if d.per is None else f"{d.kind.value} per {d.per}"
         case InputKind.BLOCKS:
             assert d.block is not None
             return f"bool per block({d.block[0]}, {d.block[1]})"

@@ -23,22 +23,14 @@ def merge_branches(pred: Pred, then: Tree, orelse: Tree, yes: Context, no: Conte
 
 
 def _merge_leaves(a: Leaf, b: Leaf, yes: Context, no: Context) -> Leaf | None:
-    slots = []
-    for x, y in ((a.lower, b.lower), (a.upper, b.upper)):
-        if x is None and y is None:
-            slots.append(None)
-            continue
-        one = _merge(x, y, yes, no)
-        if one is None:
+    merged: list[Interval | None] = []
+    for x, y in ((a.lower, b.lower), (a.upper, b.upper), *zip(a.visible, b.visible, strict=True)):
+        both = None if x is None and y is None else _merge(x, y, yes, no)
+        if both is None and (x is not None or y is not None):
             return None
-        slots.append(one)
-    visible = []
-    for x, y in zip(a.visible, b.visible, strict=True):
-        one = _merge(x, y, yes, no)
-        if one is None:
-            return None
-        visible.append(one)
-    return Leaf(tuple(visible), slots[0], slots[1])
+        merged.append(both)
+    lower, upper, *visible = merged
+    return Leaf(tuple(i for i in visible if i is not None), lower, upper)
 
 
 def _merge(a: Interval | None, b: Interval | None, yes: Context, no: Context) -> Interval | None:

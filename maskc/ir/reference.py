@@ -69,7 +69,7 @@ class Env:
         return next((i for i, (s, e) in enumerate(self.sets[name]) if s <= token < e), None)
 
 
-class Outside(Exception):  # noqa: N818 (a signal, not an error)
+class Outside(Exception):
     """A read of an outside token or out of range: the comparison around it is false."""
 
 
@@ -300,4 +300,3 @@ def _places(env: Env, decl: InputDecl) -> list[Point]:
             return [Point(0, 0, h) for h in range(len(env.vectors[decl.name]))]
         case of:
             return [Point(0, 0, 0, {of: i}) for i in range(len(env.sets[of]))]
-

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
-from maskc.ir.nodes import InputDecl, InputKind, MaskFn
+from maskc.ir.nodes import InputDecl, InputKind, MaskFn, Pred
 from maskc.ir.reference import Env, Point, broken_fact, holds
 
 _TRIES = 40
@@ -70,7 +71,7 @@ def _set(
     out: list[tuple[int, int]] = []
     for lo, hi in parents:
         end = hi if whole else rng.randint(lo, hi)
-        if d.name in hole_free and out and out[-1][1] != lo:
+        if d.name in hole_free and lo != (out[-1][1] if out else 0):
             break  # the parent before this one was not filled: nothing may follow
         at = lo
         while at < end:
@@ -110,9 +111,9 @@ def _vector(fn: MaskFn, d: InputDecl, rng: random.Random, env: Env, heads: int) 
     return True
 
 
-def _not_broken(fn: MaskFn, env: Env, d: InputDecl, fact: object, i: int) -> bool:
+def _not_broken(fn: MaskFn, env: Env, d: InputDecl, fact: Pred, i: int) -> bool:
     at = Point(i, i, i, {d.per: i} if d.per is not None else {})
-    return holds(fn, env, fact, at) or not holds(fn, env, fact, at, positive=False)  # type: ignore[arg-type]
+    return holds(fn, env, fact, at) or not holds(fn, env, fact, at, positive=False)
 
 
 # ---------------------------------------------------------------- texts
@@ -133,14 +134,13 @@ def describe(fn: MaskFn, env: Env) -> tuple[tuple[str, str], ...]:
     return tuple(out)
 
 
-def _spans_text(spans: object) -> str:
-    table = list(spans)  # type: ignore[call-overload]
+def _spans_text(table: Sequence[tuple[int, int]]) -> str:
     starts = [0, *(e for _, e in table)]
     if all(s == start for (s, _), start in zip(table, starts, strict=False)):
         return f"[{', '.join(str(e - s) for s, e in table)}]"
     return " ".join(runs_text([(s, e)]) if s < e else "empty" for s, e in table) or "[]"
 
 
-def runs_text(runs: object) -> str:
+def runs_text(runs: Iterable[tuple[int, int]]) -> str:
     """Half-open runs as `0 | 2-3 | 6-7`."""
-    return " | ".join(str(lo) if hi == lo + 1 else f"{lo}-{hi - 1}" for lo, hi in runs)  # type: ignore[attr-defined]
+    return " | ".join(str(lo) if hi == lo + 1 else f"{lo}-{hi - 1}" for lo, hi in runs)

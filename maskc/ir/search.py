@@ -8,29 +8,40 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import TypeVar, assert_never
 
 from maskc.ir.evaluate import Run, masked_runs, visible_runs
-from maskc.ir.lower import interval_cases, needs_hole_free
+from maskc.ir.lower import GuardedIntervals, interval_cases, needs_hole_free
 from maskc.ir.nodes import Check, InputKind, MaskFn
 from maskc.ir.reference import Env, dense, visible
 from maskc.ir.samples import describe, random_env, runs_text
 from maskc.ir.verdict import Counterexample, Refuted
 
+_T = TypeVar("_T")
 SIZES = range(3, 15)
 TRIALS = 120  # per size
 HEADS = 2
 
 
-def environments(fn: MaskFn, hole_free: frozenset[str], sizes: range = SIZES, trials: int = TRIALS) -> Iterator[Env]:
-    """Inputs that obey the declared facts, sizes ascending."""
+def smallest(
+    fn: MaskFn, hole_free: frozenset[str], sizes: range, trials: int, test: Callable[[Env], _T | None]
+) -> tuple[Env, _T] | None:
+    """Of the inputs that obey the declared facts and pass the test, the simplest of the smallest size, with its result."""
     for n in sizes:
-        rng = random.Random(n)
-        for _ in range(trials):
-            nq = n if fn.square else rng.choice((n, n, rng.randint(1, n)))
-            nk = n if fn.square else rng.choice((n, n, rng.randint(1, n)))
-            env = random_env(fn, rng, nq, nk, hole_free, heads=HEADS if _per_head(fn) else 1)
-            if env is not None:
-                yield env
+        found = [(env, hit) for env in _environments(fn, hole_free, n, trials) if (hit := test(env)) is not None]
+        if found:
+            return min(found, key=lambda pair: _weight(pair[0]))
+    return None
+
+
+def _environments(fn: MaskFn, hole_free: frozenset[str], n: int, trials: int) -> Iterator[Env]:
+    rng = random.Random(n)
+    for _ in range(trials):
+        nq = n if fn.square else rng.choice((n, n, rng.randint(1, n)))
+        nk = n if fn.square else rng.choice((n, n, rng.randint(1, n)))
+        env = random_env(fn, rng, nq, nk, hole_free, heads=HEADS if _per_head(fn) else 1)
+        if env is not None:
+            yield env
 
 
 def _per_head(fn: MaskFn) -> bool:
@@ -50,28 +61,20 @@ def refutation(fn: MaskFn) -> Refuted | None:
     Vectors hold two masked runs per column, and beside them the free triangle if no row sees a later key.
     """
     cases = interval_cases(fn)
-    best: tuple[tuple[int, ...], Env, int, int, list[Run]] | None = None
-    for env in environments(fn, needs_hole_free(fn)):
-        if best is not None and max(env.nq, env.nk) > best[0][0]:
-            break
-        found = _overfull(fn, cases, env)
-        if found is not None:
-            key = (max(env.nq, env.nk), *_weight(env))
-            if best is None or key < best[0]:
-                best = (key, env, *found)
-    if best is None:
+    found = smallest(fn, needs_hole_free(fn), SIZES, TRIALS, lambda env: _overfull(fn, cases, env))
+    if found is None:
         return None
-    _, env, h, k, runs = best
+    env, (h, k, runs) = found
     seen = [q for q in range(env.nq) if visible(fn, env, q, k, h)]
     assert seen == [q for q in range(env.nq) if not any(lo <= q < hi for lo, hi in runs)]
     inputs = describe(fn, env)
-    text = f"{_sizes(fn, env)}{_inputs(inputs)}{_head(fn, h)}key {k}: masked rows {runs_text(runs)} (seen by {_rows(seen)})"
+    text = f"{_sizes(env)}{_inputs(inputs)}{_head(fn, h)}key {k}: masked rows {runs_text(runs)} (seen by {_rows(seen)})"
     return Refuted(Counterexample(env.nq, env.nk, k, inputs, tuple(runs), text))
 
 
-def _overfull(fn: MaskFn, cases: object, env: Env) -> tuple[int, int, list[Run]] | None:
+def _overfull(fn: MaskFn, cases: GuardedIntervals, env: Env) -> tuple[int, int, list[Run]] | None:
     """(head, key, masked runs) of the fullest column, if this input has no vectors."""
-    columns = [(h, k, visible_runs(fn, cases, env, k, h)) for h in heads_of(fn) for k in range(env.nk)]  # type: ignore[arg-type]
+    columns = [(h, k, visible_runs(fn, cases, env, k, h)) for h in heads_of(fn) for k in range(env.nk)]
     if all(len(masked_runs(v, env.nq)) <= 2 for _, _, v in columns):
         return None
     causal = all(lo >= k for _, k, v in columns for lo, _ in v)
@@ -86,10 +89,16 @@ def _weight(env: Env) -> tuple[int, ...]:
     segments = sum(len(s) for s in env.sets.values())
     empty = sum(s == e for table in env.sets.values() for s, e in table)
     outside = sum(env.nk - sum(e - s for s, e in table) for table in env.sets.values())
-    return empty, outside, segments, sum(abs(v) for v in env.scalars.values()), sum(abs(int(x)) for v in env.vectors.values() for x in v)
+    return (
+        empty,
+        outside,
+        segments,
+        sum(abs(v) for v in env.scalars.values()),
+        sum(abs(int(x)) for v in env.vectors.values() for x in v),
+    )
 
 
-def _sizes(fn: MaskFn, env: Env) -> str:
+def _sizes(env: Env) -> str:
     return f"n = {env.nq}, " if env.nq == env.nk else f"nq = {env.nq}, nk = {env.nk}, "
 
 
@@ -116,35 +125,48 @@ def _rows(rows: list[int]) -> str:
 
 def scattered_example(fn: MaskFn) -> str | None:
     """A small input with a key that two separate groups of rows see, as `kind = 0 1 0: key 0 is seen by rows 0 and 2`."""
-    for env in environments(fn, frozenset(), range(3, 8), 60):
-        for h in heads_of(fn):
-            table = dense(fn, env, h)
-            for k in range(env.nk):
-                seen = [q for q in range(env.nq) if table[q][k]]
-                groups = _rows(seen).split(", ")
-                if len(groups) > 1:
-                    inputs = ", ".join(f"{name} = {text}" for name, text in describe(fn, env)) or f"n = {env.nq}"
-                    rows = f"{', '.join(groups[:-1])} and {groups[-1]}"
-                    return f"{inputs}: {_head(fn, h)}key {k} is seen by rows {rows}"
+    found = smallest(fn, frozenset(), range(3, 8), 60, lambda env: _scattered(fn, env))
+    if found is None:
+        return None
+    env, (h, k, groups) = found
+    inputs = ", ".join(f"{name} = {text}" for name, text in describe(fn, env)) or f"n = {env.nq}"
+    return f"{inputs}: {_head(fn, h)}key {k} is seen by rows {', '.join(groups[:-1])} and {groups[-1]}"
+
+
+def _scattered(fn: MaskFn, env: Env) -> tuple[int, int, list[str]] | None:
+    for h in heads_of(fn):
+        table = dense(fn, env, h)
+        for k in range(env.nk):
+            groups = _rows([q for q in range(env.nq) if table[q][k]]).split(", ")
+            if len(groups) > 1:
+                return h, k, groups
     return None
 
 
 def broken_claim(fn: MaskFn, check: Check) -> str | None:
     """A small input that breaks a claim, in words, or None."""
-    breaks: Callable[[Env, list[list[bool]]], str | None]
-    match check.kind:
-        case "causal":
-            breaks = _breaks_causal
-        case "isolated":
-            breaks = lambda env, seen: _breaks_isolated(env, seen, check.of or "")  # noqa: E731
-        case "no_empty_row":
-            sets = frozenset(d.name for d in fn.inputs if d.kind is InputKind.SEGMENTS)
-            breaks = lambda env, seen: _breaks_no_empty_row(env, seen, sets)  # noqa: E731
-    for env in environments(fn, needs_hole_free(fn), range(2, 9), 60):
-        for h in heads_of(fn):
-            found = breaks(env, dense(fn, env, h))
-            if found is not None:
-                return f"{_sizes(fn, env)}{_inputs(describe(fn, env))}{_head(fn, h)}{found}"
+    found = smallest(fn, needs_hole_free(fn), range(2, 9), 60, lambda env: _breaks(fn, check, env))
+    if found is None:
+        return None
+    env, text = found
+    return f"{_sizes(env)}{_inputs(describe(fn, env))}{text}"
+
+
+def _breaks(fn: MaskFn, check: Check, env: Env) -> str | None:
+    for h in heads_of(fn):
+        seen = dense(fn, env, h)
+        match check.kind:
+            case "causal":
+                text = _breaks_causal(env, seen)
+            case "isolated":
+                text = _breaks_isolated(env, seen, check.of or "")
+            case "no_empty_row":
+                sets = frozenset(d.name for d in fn.inputs if d.kind is InputKind.SEGMENTS)
+                text = _breaks_no_empty_row(env, seen, sets)
+            case _:
+                assert_never(check.kind)
+        if text is not None:
+            return _head(fn, h) + text
     return None
 
 

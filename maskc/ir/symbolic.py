@@ -27,7 +27,7 @@ NODE_BUDGET = 200
 DEPTH = 10
 
 
-class Stuck(Exception):  # noqa: N818 (a signal, not an error)
+class Stuck(Exception):
     """No tree was found; carries the reason."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from maskc.ir.nodes import (
     Add,
@@ -29,12 +29,13 @@ from maskc.ir.nodes import (
     Or,
     Pred,
     Row,
+    Same,
     SegAttr,
     StartOf,
 )
 
 Node = Expr | Pred
-_N = TypeVar("_N", Expr, Pred)
+_N = TypeVar("_N", bound=Node)
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -71,16 +72,15 @@ def walk(node: Node) -> Iterator[Node]:
 
 def reads_row(node: Node) -> bool:
     """Whether the value varies with the query row (`Same` does)."""
-    from maskc.ir.nodes import Same
-
     return any(isinstance(n, Row | Same) for n in walk(node))
 
 
 def rewrite(node: _N, change: Callable[[Node], Node | None]) -> _N:
     """Bottom-up copy: `change` sees each node with its children already rewritten; None keeps it."""
-    new = rebuild(node, tuple(rewrite(c, change) for c in children(node)))
+    kids = tuple(rewrite(c, change) for c in children(node))
+    new = rebuild(node, kids)
     changed = change(new)
-    return new if changed is None else changed  # type: ignore[return-value]
+    return new if changed is None else cast(_N, changed)
 
 
 def rebuild(node: _N, kids: tuple[Node, ...]) -> _N:
@@ -88,21 +88,23 @@ def rebuild(node: _N, kids: tuple[Node, ...]) -> _N:
     old = children(node)
     if all(a is b for a, b in zip(old, kids, strict=True)):
         return node
+    changes: dict[str, object]
     match node:
         case Add() | Min() | Max() | And() | Or():
-            return replace(node, terms=kids)  # type: ignore[arg-type]
+            changes = {"terms": kids}
         case Mul() | FloorDiv() | Mod() | Compare():
-            return replace(node, a=kids[0], b=kids[1])  # type: ignore[arg-type]
+            changes = {"a": kids[0], "b": kids[1]}
         case IfElse():
-            return replace(node, cond=kids[0], then=kids[1], orelse=kids[2])  # type: ignore[arg-type]
+            changes = {"cond": kids[0], "then": kids[1], "orelse": kids[2]}
         case Not():
-            return replace(node, term=kids[0])  # type: ignore[arg-type]
+            changes = {"term": kids[0]}
         case StartOf():
-            return replace(node, ordinal=kids[0])  # type: ignore[arg-type]
+            changes = {"ordinal": kids[0]}
         case FirstRow():
-            return replace(node, value=kids[0])  # type: ignore[arg-type]
+            changes = {"value": kids[0]}
         case _:
-            return replace(node, index=kids[0])  # type: ignore[call-arg, arg-type]
+            changes = {"index": kids[0]}
+    return replace(node, **changes)  # type: ignore[arg-type]
 
 
 def substitute(node: _N, old: Node, new: Node) -> _N:
