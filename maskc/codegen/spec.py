@@ -155,6 +155,7 @@ class KernelSpec:
             (self.block_kv % 16 == 0 and 16 <= self.block_kv <= 256, "block_kv is a multiple of 16 up to 256"),
             (self.queue_runs >= 34, "a queue slot holds the runs of one step of the generator"),
             (self.form.closed is None or self.queue == "generator", "a closed form has no schedule"),
+            (self._registers_fit, "producer and consumer registers fit what the CTA has at entry"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
         )
         broken = [rule for holds, rule in rules if not holds]
@@ -203,11 +204,17 @@ class KernelSpec:
 
     @property
     def producer_registers(self) -> int:
-        return {1: 56, 2: 32, 3: 32}[self.warp_groups]
+        return {1: 56, 2: 24, 3: 32}[self.warp_groups]
 
     @property
     def consumer_registers(self) -> int:
         return {1: 256, 2: 240, 3: 160}[self.warp_groups]
+
+    @property
+    def _registers_fit(self) -> bool:
+        """A setmaxnreg.inc beyond the registers that the CTA was launched with waits for ever."""
+        at_entry = 65536 // self.threads // 8 * 8
+        return self.producer_registers + self.warp_groups * self.consumer_registers <= at_entry * (1 + self.warp_groups)
 
     @property
     def qk(self) -> WgmmaShape:
