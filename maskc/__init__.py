@@ -16,10 +16,11 @@ from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, MaskcWarni
 
 if TYPE_CHECKING:
     from maskc.api import compile as compile  # noqa: A004
-    from maskc.api import compile_text, plan, run
+    from maskc.api import compile_text, run
     from maskc.binding.bound import BoundMask
     from maskc.binding.constructors import segments, spans
     from maskc.compiled import CompiledMask
+    from maskc.runtime.plan import plan
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,7 @@ _HOMES = {
     "compile": "maskc.api",
     "compile_text": "maskc.api",
     "run": "maskc.api",
-    "plan": "maskc.api",
+    "plan": "maskc.runtime.plan",
     "segments": "maskc.binding.constructors",
     "spans": "maskc.binding.constructors",
     "CompiledMask": "maskc.compiled",

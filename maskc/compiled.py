@@ -44,9 +44,9 @@ class CompiledMask:
         """The mask with the data of one batch: the inputs of the file by name.
 
         Segments and spans take `maskc.segments(...)` / `maskc.spans(...)` or a list of them for a batch; vectors take
-        lists, numpy arrays or tensors of [n], [batch, n] or [batch, heads, n]; scalars an int, or one for every batch item. Sizes not
-        given are taken from the inputs or, last, from q and k in `run`. Everything is validated in O(n) with at most one
-        host synchronisation (none with `validate=False`, which promises that the data are right).
+        lists, numpy arrays or tensors of [n], [batch, n] or [batch, heads, n]; scalars an int, or one per batch item.
+        Sizes not given are taken from the inputs or, last, from q and k in `run`. Everything is validated in O(n) with
+        at most one host synchronisation (none with `validate=False`, which promises that the data are right).
 
         Raises MaskcError (M4xx), naming input, index, value and rule.
         """

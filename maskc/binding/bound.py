@@ -101,6 +101,10 @@ class BoundMask:
             self._vectors[key] = self._make(rows, keys, place, prepare)
         return self._vectors[key]
 
+    def has_vectors(self, nq: int, nk: int, device: torch.device) -> bool:
+        """Whether `vectors` has made them before."""
+        return (nq, nk, str(device)) in self._vectors
+
     def schedule(
         self, v: BoundaryVectors, head_dim: int, make: Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:

@@ -1,0 +1,107 @@
+"""The public functions: the only module that sees text, data and runtime."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskc import targets
+from maskc.compiled import CompiledMask
+from maskc.diagnostics import MaskcError, MaskcWarning
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from maskc.binding.bound import BoundMask
+    from maskc.runtime.plan import AttentionPlan
+
+
+def compile_target(target: str | Path, *, strict: bool = False) -> CompiledMask:
+    """Parse, lower and prove a mask: a file, "file.mask:name" for one of several, or "std:name" of the standard set.
+
+    Needs no data, no GPU and not torch. What is worth a second look is warned of (`MaskcWarning`) and kept in
+    `.warnings`; with `strict` a mask that is neither proved nor refuted (W301) is an error.
+
+    Raises MaskcError with everything that is wrong: M0xx, M1xx in the text, M201 for a form that no row intervals can
+    hold, M301 with the smallest column that needs more than two masked runs, M303 for a claim that does not hold.
+    """
+    return _announced(targets.load(target), strict)
+
+
+def compile_text(text: str, name: str | None = None, *, strict: bool = False) -> CompiledMask:
+    """As `compile`, from the text of a file; `name` picks one of several masks."""
+    return _announced(targets.load_text(text, name), strict)
+
+
+compile = compile_target  # noqa: A001  (the public name)
+
+
+def run(
+    spec: str | Path | CompiledMask | BoundMask,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Any = None,
+    *,
+    plan: AttentionPlan | None = None,
+    strategy: str = "auto",
+    scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str = "auto",
+    **inputs: object,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention of q over k and v under a mask, differentiable; runs exactly or raises before any work.
+
+    Args:
+        spec: a bound mask; or a compiled one, a path or "std:name", whose inputs are then given by keyword.
+        q, k, v: [B, Sq, Hq, D], [B, Sk, Hk, D], [B, Sk, Hk, Dv], or packed without B; fp64, fp32, bf16 or fp16 (on
+            Hopper bf16 or fp16), any strides. Query head h reads kv head h // (Hq // Hk).
+        group: a process group; with several ranks q, k, v are this rank's rows, in the order of `plan` (without one the
+            contiguous equal split, the last rank short).
+        strategy: how keys travel between ranks: "auto", "all-gather", "staged" or "ring".
+        scale: factor on the scores, 1 / sqrt(D) by default.
+        deterministic: gradients that are bitwise the same in every run.
+        backend: "auto" follows the tensors: "cpu", or "hopper" for CUDA tensors.
+
+    Returns:
+        out [B, Sq, Hq, Dv] in q's dtype, 0 in rows that see nothing; with `return_lse` also lse [B, Hq, Sq] (packed
+        [Hq, T]), the natural log of the sum of exponentials, fp32 (fp64 for fp64), -inf in those rows.
+
+    Raises:
+        MaskcTypeError: an argument that `run` does not have (M501) or of the wrong type (M510, M511).
+        MaskcError: M4xx where data do not fit the mask or the tensors, M502 to M512 for tensors and backends.
+    """
+    from maskc.binding.bound import BoundMask
+    from maskc.runtime.run import check_keywords
+    from maskc.runtime.run import run as run_bound
+
+    if isinstance(spec, str | Path):
+        spec = compile_target(spec)
+    if isinstance(spec, CompiledMask):
+        check_keywords(inputs, [d.name for d in spec.fn.inputs])
+        spec = spec.bind(**inputs)  # type: ignore[arg-type]
+    elif isinstance(spec, BoundMask):
+        check_keywords(inputs, ())
+    return run_bound(
+        spec,
+        q,
+        k,
+        v,
+        group,
+        plan=plan,
+        strategy=strategy,
+        scale=scale,
+        return_lse=return_lse,
+        deterministic=deterministic,
+        backend=backend,
+    )
+
+
+def _announced(mask: CompiledMask, strict: bool) -> CompiledMask:
+    if strict and (undecided := [w for w in mask.warnings if w.code == "W301"]):
+        raise MaskcError(undecided)
+    for warning in mask.warnings:
+        warnings.warn(warning.render(), MaskcWarning, stacklevel=3)
+    return mask

@@ -1,0 +1,245 @@
+"""`maskc.run` for a bound mask: every argument is checked, then one operator call (or the context-parallel run)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from maskc.binding.bound import BoundMask
+from maskc.boundary import BoundaryVectors
+from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, error
+from maskc.runtime import cpu, ops
+
+if TYPE_CHECKING:
+    from maskc.runtime.plan import AttentionPlan
+
+BACKENDS = ("auto", "cpu", "hopper")
+KEYWORDS = ("group", "plan", "strategy", "scale", "return_lse", "deterministic", "backend")
+
+# Keywords of other attention calls, and what maskc has in their place.
+_ELSEWHERE = {
+    "sink": "attention sinks are not supported; a key that every row sees is `k < sinks` in the mask",
+    "sinks": "attention sinks are not supported; a key that every row sees is `k < sinks` in the mask",
+    "softcap": "score capping is not supported",
+    "dropout": "dropout is not supported",
+    "dropout_p": "dropout is not supported",
+    "is_causal": 'causality is part of the mask: "std:causal", or `k <= q` in your own',
+    "causal": 'causality is part of the mask: "std:causal", or `k <= q` in your own',
+    "attn_mask": "the mask is the first argument",
+    "attention_mask": "the mask is the first argument; padding is `segments(ids=..., pad=...)`",
+    "mask": "the mask is the first argument",
+    "block_mask": "the mask is the first argument; a table of blocks is `input keep : bool per block(128, 128)`",
+    "mask_mod": "the mask is the first argument, a `.mask` file or text",
+    "score_mod": "scores cannot be changed, only masked",
+    "bias": "scores cannot be changed, only masked",
+    "alibi_slopes": "scores cannot be changed, only masked",
+    "window_size": 'a window is part of the mask: "std:sliding_window", or `q < k + window` in your own',
+    "cu_seqlens": "documents are an input of the mask: doc=maskc.segments(cu_seqlens=...)",
+    "softmax_scale": "it is called `scale`",
+    "enable_gqa": "fewer kv heads than query heads need no flag",
+}
+
+
+def run(
+    spec: BoundMask,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Any = None,
+    *,
+    plan: AttentionPlan | None = None,
+    strategy: str = "auto",
+    scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of q over k and v under a bound mask; see `maskc.run`."""
+    if backend not in BACKENDS:
+        raise _unknown_backend(backend)
+    if not isinstance(spec, BoundMask):
+        raise _type_error(
+            "M511",
+            f"spec is {type(spec).__name__}, not a bound mask",
+            'give mask.bind(...), a compiled mask, a path or "std:..."',
+        )
+    packed = isinstance(q, Tensor) and q.ndim == 3
+    if packed:
+        q, k, v = (x[None] if isinstance(x, Tensor) and x.ndim == 3 else x for x in (q, k, v))
+    if group is not None and _world_size(group) > 1:
+        from maskc.runtime import context_parallel
+
+        out, lse = cast(
+            tuple[Tensor, Tensor],
+            context_parallel.run(
+                spec,
+                q,
+                k,
+                v,
+                group,
+                plan=plan,
+                strategy=strategy,
+                scale=scale,
+                return_lse=True,
+                deterministic=deterministic,
+                backend=backend,
+            ),
+        )
+    else:
+        if group is None and (plan is not None or strategy != "auto"):
+            name = "plan" if plan is not None else "strategy"
+            raise error(
+                "M512", f"`{name}` says how ranks share the work, but no group was given", None, "run(spec, q, k, v, group, ...)"
+            )
+        check_tensors(q, k, v)
+        number = scale_of(q, scale)
+        name = backend_for(q, backend)
+        vectors = vectors_for(spec, q, k)
+        check_backend(name, vectors, q, k, v, number)
+        schedule = () if name == "cpu" else spec.schedule(vectors, q.shape[3], ops.backend_module(name).schedule)
+        out, lse = ops.attention(vectors, q, k, v, number, deterministic=deterministic, schedule=schedule)
+    if packed:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def check_keywords(given: Iterable[str], inputs: Iterable[str]) -> None:
+    """Raise M501 for keywords that are neither arguments of `run` nor inputs of the mask."""
+    known = tuple(inputs)
+    wrong = []
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, (*known, *KEYWORDS), 1)
+            listed = f"inputs of the mask: {', '.join(known)}" if known else "the mask has no inputs to give here"
+            hint = _ELSEWHERE.get(name) or (
+                f"did you mean `{near[0]}`?" if near else f"keywords: {', '.join(KEYWORDS)}; {listed}"
+            )
+            wrong.append(Diagnostic("M501", f"maskc.run has no keyword `{name}`", help=hint))
+    if wrong:
+        raise MaskcTypeError(wrong)
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] agree in shape, dtype and device (M503 to M506)."""
+    named = {"q": q, "k": k, "v": v}
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise _type_error("M511", f"{name} is {type(x).__name__}, not a tensor")
+        if x.ndim != 4:
+            raise error("M503", f"{name} has shape {tuple(x.shape)}, not [B, S, H, D] or packed [T, H, D]")
+    if not q.device == k.device == v.device:
+        raise error("M504", "q, k and v are on different devices: " + _listed(named, "device"), None, "move them to one")
+    if not q.dtype == k.dtype == v.dtype:
+        raise error("M505", "q, k and v have different dtypes: " + _listed(named, "dtype"), None, "cast them to one")
+    if not q.dtype.is_floating_point:
+        raise error("M505", f"q, k and v are {q.dtype}, not floating point")
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise error("M503", f"q, k and v have different batch sizes: {shapes}")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise error("M503", f"k and v differ in keys or heads: {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise error("M503", f"q and k differ in head dim: {shapes}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise error(
+            "M506",
+            f"{q.shape[2]} query heads cannot share {k.shape[2]} kv heads evenly: {shapes}",
+            None,
+            "layout is [B, S, H, D]",
+        )
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """The factor on scores: 1 / sqrt(D) by default. Raises M510 for what is no finite number."""
+    if scale is None:
+        return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise _type_error("M510", f"scale = {scale!r} is not a finite number", "leave it out for 1 / sqrt(D)")
+    return float(scale)
+
+
+def backend_for(q: Tensor, backend: str) -> str:
+    """The backend that "auto" means for these tensors. Raises M507 for a backend of another device, M508 for none."""
+    mine = ops.BY_DEVICE.get(q.device.type)
+    if backend == "auto":
+        if mine is None:
+            raise error("M508", f"no backend for tensors on `{q.device}`", None, "move q, k and v to the CPU or to a CUDA device")
+        return mine
+    if backend != mine:
+        wanted = next(kind for kind, name in ops.BY_DEVICE.items() if name == backend)
+        hint = f'backend "{mine}" or "auto" runs where they are' if mine is not None else f"move them: q.to({wanted!r})"
+        raise error("M507", f'backend "{backend}" needs {wanted.upper()} tensors, q is on `{q.device}`', None, hint)
+    return backend
+
+
+def check_backend(name: str, vectors: BoundaryVectors, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    """Raise what keeps the backend from running this call exactly."""
+    if q.shape[2] % vectors.heads:
+        raise error("M506", f"the mask has {vectors.heads} heads, which do not divide {q.shape[2]} query heads")
+    reason = cpu.why_not(vectors, q, k, v) if name == "cpu" else ops.backend_module(name).why_not(vectors, q, k, v)
+    if reason is not None:
+        raise MaskcError(reason)
+    if name == "hopper" and scale <= 0:
+        raise error("M525", f"scale = {scale}; the kernels need a positive scale", None, "fold the sign into q")
+
+
+# ---------------------------------------------------------------- vectors
+
+
+def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
+    """The vectors of a bound mask for these tensors. Raises M4xx where the data do not fit them, M503 for the batch."""
+    home = spec.inputs.device
+    if home.type != "cpu" and home != q.device:
+        raise error(
+            "M504", f"the inputs of the mask are on `{home}`, q is on `{q.device}`", None, "bind inputs on the device of q"
+        )
+    if spec.batch not in (1, q.shape[0]):
+        raise error("M503", f"the mask was bound for {spec.batch} batch items, q has {q.shape[0]}")
+    nq, nk, device = q.shape[1], k.shape[1], q.device
+    if torch.compiler.is_compiling() and not spec.has_vectors(nq, nk, device):
+        hint = f"spec.vectors({nq}, {nk}, {str(device)!r}) once per batch, outside the compiled function"
+        raise error("M513", "torch.compile cannot make the vectors of a mask inside a graph", None, hint)
+    return spec.vectors(nq, nk, device, prepare if device.type == "cuda" else None)
+
+
+def prepare(spec: BoundMask, nq: int, nk: int) -> BoundaryVectors:
+    """Vectors of a proved mask whose inputs are on a GPU: by its own kernel where that can run, else by torch."""
+    from maskc.binding.columns import block_table, boundary_vectors
+    from maskc.runtime import prep
+
+    fn, inputs = spec.compiled.fn, spec.inputs
+    if prep.why_not(spec.compiled, inputs.device) is not None:
+        return boundary_vectors(fn, spec.compiled.program, inputs, nq, nk)
+    blocks = block_table(fn, inputs, nq, nk)
+    return replace(prep.prepare(spec.compiled, inputs, nq, nk, blocks=blocks).vectors, blocks=blocks)
+
+
+# ---------------------------------------------------------------- small things
+
+
+def _world_size(group: Any) -> int:
+    from torch import distributed
+
+    return distributed.get_world_size(group)
+
+
+def _listed(named: Mapping[str, Tensor], attribute: str) -> str:
+    return ", ".join(f"{name} {getattr(x, attribute)}" for name, x in named.items())
+
+
+def _type_error(code: str, message: str, hint: str | None = None) -> MaskcTypeError:
+    return MaskcTypeError(Diagnostic(code, message, help=hint))
+
+
+def _unknown_backend(backend: object) -> MaskcError:
+    near = difflib.get_close_matches(str(backend), BACKENDS, 1)
+    hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(BACKENDS)}"
+    return error("M502", f"unknown backend {backend!r}", None, hint)
