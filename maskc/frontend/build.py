@@ -64,8 +64,6 @@ def multiply(a: ir.Expr, b: ir.Expr, span: Span) -> ir.Expr:
     match a, b:
         case ir.Const(x), ir.Const(y):
             return ir.Const(x * y, span=span)
-        case ir.Const(0), _:
-            return ir.Const(0, span=span)
         case ir.Const(1), _:
             return b
         case _:
@@ -88,8 +86,6 @@ def modulo(a: ir.Expr, b: ir.Expr, span: Span) -> ir.Expr:
     match a, b:
         case ir.Const(x), ir.Const(y):
             return ir.Const(x % y, span=span)
-        case _, ir.Const(1):
-            return ir.Const(0, span=span)
         case _:
             return ir.Mod(a, b, span=span)
 

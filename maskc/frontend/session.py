@@ -9,7 +9,7 @@ from dataclasses import replace
 from maskc.diagnostics import Diagnostic, Span
 from maskc.frontend.build import Measure, Node
 
-MAX_EXPANSIONS = 10_000
+MAX_EXPANSIONS = 2_000
 MAX_NODES = 20_000
 MAX_DEPTH = 150
 
@@ -20,6 +20,7 @@ class Session:
     def __init__(self) -> None:
         self.errors: list[Diagnostic] = []
         self.warnings: list[Diagnostic] = []
+        self.spent = False  # an expansion went too far and was reported: expand nothing more
         self._seen: set[tuple[str, str, Span | None]] = set()
         self._uses: list[Span] = []
         self._muted = 0
@@ -51,10 +52,11 @@ class Session:
         self._expansions += 1
         self._uses.append(use)
         try:
-            yield self._expansions <= MAX_EXPANSIONS
+            yield not self.spent and self._expansions <= MAX_EXPANSIONS
         finally:
             self._uses.pop()
 
     def too_big(self, node: Node) -> bool:
+        """Whether an expression, seen as a tree, is too large or too deep for what follows."""
         size, depth = self._measure.of(node)
         return size > MAX_NODES or depth > MAX_DEPTH

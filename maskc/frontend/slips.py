@@ -48,6 +48,7 @@ SLIPS: tuple[tuple[str, str], ...] = (
 
 _TOKEN = re.compile(r'\s+|#[^\n]*|"[^"\n]*"|\w+|<=|>=|==|!=|//|.', re.DOTALL)
 _OPERANDS = {"INT", "NAME", "LPAR"}
+_IN_EXPRESSIONS = {"if", "then", "else", "and", "or", "not", "in"}
 _WORDS = {
     "NAME": "a name",
     "INT": "a number",
@@ -136,8 +137,11 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
         made_of = f"a file is made of {quoted(DECLARATIONS)} declarations"
         help_line = did_you_mean(word, DECLARATIONS, made_of)
         return Diagnostic("M006", f"unexpected `{word}`: expected a declaration", span, help_line)
-    if word in KEYWORDS and "NAME" in expected and not (expected & {"INT"} and word in ("and", "or", "in", "then", "else")):
+    if word in KEYWORDS and "NAME" in expected and not ("INT" in expected and word in _IN_EXPRESSIONS):
         return _reserved(span)
+    if word == "if" and "INT" in expected:
+        text = "`if` inside an expression needs brackets"
+        return Diagnostic("M001", text, span, "write `(if ... then ... else ...)`")
     if word in ")]":
         opened = _open_bracket(list(_TOKEN.finditer(source.text, start, pos)))
         if opened is None:

@@ -91,7 +91,7 @@ class Checker:
             return BAD
         with self.session.expanding(span) as affordable:
             if not affordable:
-                return self.report("M125", f"`{name}` expands without end in sight", span, "simplify the `let`s")
+                return self._too_much(span)
             self._active.append(name)
             params = {p.text: a for p, a in zip(let.params, args, strict=True)}
             value = Typer(self, params).value(let.body)
@@ -141,8 +141,14 @@ class Checker:
         """Shared `let`s can double the size of a mask with every step; downstream sees trees."""
         node = v.pred if isinstance(v, Truth) else v.expr if isinstance(v, Number) else None
         if node is not None and self.session.too_big(node):
-            return self.report("M125", f"`{span.text}` expands to too large an expression", span, "simplify the `let`s")
+            return self._too_much(span)
         return v
+
+    def _too_much(self, span: Span) -> Bad:
+        if not self.session.spent:
+            self.session.spent = True
+            self.report("M125", f"`{span.text}` expands to too large an expression", span, "simplify the `let`s")
+        return BAD
 
     # ---- declarations
 
@@ -194,7 +200,10 @@ class Checker:
                 self.report("M110", f"`{p.text}` cannot be a parameter: it is a word of the language", p.span, "try `t`")
             elif p.text in seen:
                 self.report("M109", f"the parameter `{p.text}` stands twice", p.span)
-            seen.add(p.text)
+            else:
+                seen.add(p.text)
+                continue
+            self._broken.add(d.name.text)
 
     def _use(self, d: ast.Use, file: Checker | None) -> None:
         for name in d.names:
@@ -261,7 +270,7 @@ class Checker:
         for d in self.module.decls:
             if not isinstance(d, ast.Mask) or self._entities.get(d.name.text) is not d:
                 continue
-            value = self._values[d.name.text]
+            value = self.lookup(d.name.text)
             if not isinstance(value, Truth):
                 continue
             crosses = self._crosses(value.pred, by_name, two_sided)
