@@ -39,7 +39,7 @@ def boundary_vectors(fn: MaskFn, program: IntervalProgram | None, inputs: BoundI
         vectors, causal = {name: concatenate([part[name] for part in parts]) for name in program.vectors}, program.causal
     blocks = block_table(fn, inputs, nq, nk)
     shapes = [t.shape for t in vectors.values()] + ([] if blocks is None else [blocks.keep.shape])
-    batch, heads = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
+    batch, heads = (max([1, *(shape[axis] for shape in shapes)]) for axis in (0, 1))
     lts, lte, uts, ute = (vectors[name].expand(batch, heads, nk).contiguous() if name in vectors else None for name in VECTORS)
     return BoundaryVectors(nq, nk, batch, heads, causal, lts, lte, uts, ute, None, blocks)
 

@@ -195,6 +195,9 @@ def check_backend(name: str, vectors: BoundaryVectors, q: Tensor, k: Tensor, v: 
 # ---------------------------------------------------------------- vectors
 
 
+_OUTSIDE = "M513: call spec.vectors(nq, nk, device) once per batch, outside the compiled function"
+
+
 def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
     """The vectors of a bound mask for these tensors. Raises M4xx where the data do not fit them, M503 for the batch."""
     home = spec.inputs.device
@@ -206,8 +209,7 @@ def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
         raise error("M503", f"the mask was bound for {spec.batch} batch items, q has {q.shape[0]}")
     nq, nk, device = q.shape[1], k.shape[1], q.device
     if torch.compiler.is_compiling() and not spec.has_vectors(nq, nk, device):
-        hint = f"spec.vectors({nq}, {nk}, {str(device)!r}) once per batch, outside the compiled function"
-        raise error("M513", "torch.compile cannot make the vectors of a mask inside a graph", None, hint)
+        torch._dynamo.graph_break(msg=_OUTSIDE)
     return spec.vectors(nq, nk, device, prepare if device.type == "cuda" else None)
 
 
