@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from maskc.binding.bound import BoundMask
+from maskc.binding.bound import BoundMask, Prepare
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, error
 from maskc.runtime import cpu, ops
@@ -208,21 +207,20 @@ def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
     if spec.batch not in (1, q.shape[0]):
         raise error("M503", f"the mask was bound for {spec.batch} batch items, q has {q.shape[0]}")
     nq, nk, device = q.shape[1], k.shape[1], q.device
-    if torch.compiler.is_compiling() and not spec.has_vectors(nq, nk, device):
+    if spec.has_vectors(nq, nk, device):
+        return spec.vectors(nq, nk, device)
+    if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_OUTSIDE)
-    return spec.vectors(nq, nk, device, prepare if device.type == "cuda" else None)
+    return spec.vectors(nq, nk, device, _kernel_of(spec, device))
 
 
-def prepare(spec: BoundMask, nq: int, nk: int) -> BoundaryVectors:
-    """Vectors of a proved mask whose inputs are on a GPU: by its own kernel where that can run, else by torch."""
-    from maskc.binding.columns import block_table, boundary_vectors
+def _kernel_of(spec: BoundMask, device: torch.device) -> Prepare | None:
+    """What makes vectors on a GPU in one launch; None where the mask's own kernel cannot run, and torch does it."""
+    if device.type != "cuda" or spec.inputs.device != device:
+        return None
     from maskc.runtime import prep
 
-    fn, inputs = spec.compiled.fn, spec.inputs
-    if prep.why_not(spec.compiled, inputs.device) is not None:
-        return boundary_vectors(fn, spec.compiled.program, inputs, nq, nk)
-    blocks = block_table(fn, inputs, nq, nk)
-    return replace(prep.prepare(spec.compiled, inputs, nq, nk, blocks=blocks).vectors, blocks=blocks)
+    return prep.vectors if prep.why_not(spec.compiled, device) is None else None
 
 
 # ---------------------------------------------------------------- small things
