@@ -123,7 +123,7 @@ def operand(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Te
 def dense(v: BoundaryVectors, q: Any, k: Any, val: Any, scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in `dtype` with dense scores, scale applied to K; one batch item and head at a time."""
     batch, nq, heads, d = q.shape
-    masked = v.masked()
+    masked = v.masked().to("cuda")
     out = torch.empty(batch, nq, heads, d, dtype=dtype, device="cuda")
     lse = torch.empty(batch, heads, nq, dtype=torch.float64, device="cuda")
     for b in range(batch):
@@ -151,7 +151,7 @@ def check(case: Case) -> str:
     val = operand((case.batch, case.nk, case.kv_heads, case.head_dim), dtype, case.layout)
     scale = case.head_dim**-0.5
     if case.special == "nan":
-        unseen = v.masked().all(2).all(1)  # [batch, nk], hidden from every head
+        unseen = v.masked().to("cuda").all(2).all(1)  # [batch, nk], hidden from every head
         k, val = k.clone(), val.clone()
         k.masked_fill_(unseen[:, :, None, None], math.nan)
         val.masked_fill_(unseen[:, :, None, None], math.nan)
