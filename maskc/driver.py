@@ -110,7 +110,7 @@ class Job:
         if unknown := [name for name in names if name not in KERNELS]:
             raise error("M540", f"there is no kernel {unknown[0]!r}", None, f"there are {', '.join(KERNELS)}")
         asked = KernelRequest(self.fn, self.compiled.program, r.head_dim, DTYPES[r.dtype], r.deterministic)
-        return tuple(KERNELS[name](asked) for name in names)
+        return tuple(kernel for name in names for kernel in KERNELS[name](asked))
 
     @cached_property
     def cubins(self) -> tuple[Cubin, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,7 @@ def _describe(folder: Path, kernel: Kernel, cubin: Cubin) -> dict[str, object]:
         "spill_loads": resources.spill_loads,
         "barriers": resources.barriers,
         "shared": {"static": resources.shared, "dynamic": kernel.dynamic_shared},
+        "functions": [asdict(r) for r in cubin.kernels],  # those above are of `entry`
         "notes": list(cubin.notes),
         "instructions": disasm.count(cubin.image, COUNTED),  # null without nvdisasm
     }

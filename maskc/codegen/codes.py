@@ -67,4 +67,9 @@ The preparation kernel evaluates the proved formulas of a mask. A mask that coul
 none: its vectors are folded from the data when they are bound, by torch operations on their device. `maskc.run` does so by
 itself; `maskc compile --kernel fwd,bwd` still builds the attention kernels.
 """,
+    "M611": """No attention kernel for this head dim or dtype
+
+`maskc compile --head-dim D --dtype T` builds attention kernels for head dims 64, 128 and 256 in bf16 and fp16. The CPU
+backend takes any head dim and also fp32 and fp64.
+""",
 }

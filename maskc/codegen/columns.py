@@ -9,6 +9,7 @@ Arithmetic is exact: 64-bit, and a mask whose values could leave 64 bits is refu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, assert_never
@@ -76,9 +77,9 @@ class Slot:
 class ColumnCode:
     """`text` defines `struct MaskInputs` and
 
-        Bounds mask_column(const MaskInputs& in, int b, int h, int k)
+        Bounds mask_column(const MaskInputs& in, int b, int h, int key)
 
-    for batch item b, mask head h and key column k. `slots` are the members of the struct after `int nq, nk`, in order.
+    for batch item b, mask head h and key column `key`. `slots` are the members of the struct after `int nq, nk`, in order.
     """
 
     text: str
@@ -93,7 +94,7 @@ class ClosedForm:
 
     `text` defines `struct MaskScalars { int nq, nk; int <scalar>_; ... }` and
 
-        Bounds mask_column(const MaskScalars& in, int k)
+        Bounds mask_column(const MaskScalars& in, int key)
 
     over device/columns.cuh. It may be compiled with `#define MASKC_INDEX int` before that header when `fits_int32` says
     so of the values at hand.
@@ -128,7 +129,7 @@ def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
     body = _Emitter(fn, closed=False).function(program)
     text = (
         f"struct MaskInputs {{\n  int nq, nk;\n{members}}};\n\n"
-        f"MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {{\n{body}}}\n"
+        f"MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {{\n{body}}}\n"
     )
     return ColumnCode(text, slots, program.vectors, program.causal)
 
@@ -143,7 +144,7 @@ def closed_form(fn: MaskFn, program: IntervalProgram) -> ClosedForm | None:
     body = _Emitter(fn, closed=True).function(program)
     text = (
         f"struct MaskScalars {{\n  int nq, nk;\n{members}}};\n\n"
-        f"MASKC_FN Bounds mask_column(const MaskScalars& in, int k_) {{\n{body}}}\n"
+        f"MASKC_FN Bounds mask_column(const MaskScalars& in, int key) {{\n{body}}}\n"
     )
     return ClosedForm(text, scalars, program.vectors, program.causal, tuple(_expressions(program.tree)))
 
@@ -237,6 +238,7 @@ def _check_magnitudes(program: IntervalProgram) -> None:
 _NEGATED: dict[Op, Op] = {"<=": ">", "<": ">=", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
 _SUM, _PRODUCT, _ATOM = 0, 1, 2  # binding strength of the text of an expression
 _OR, _AND, _TEST = 0, 1, 2  # and of a predicate
+_PLACES = {"nq": "in.nq", "nk": "in.nk", "k": "key"}
 
 
 class _Emitter:
@@ -251,13 +253,14 @@ class _Emitter:
         self._closed = closed
         self._lines: list[str] = []
         self._scopes: list[dict[str, str]] = []  # text of a read -> its local
-        self._taken: set[str] = set()
+        self._taken = {"find_first", "find_last", "set_end", "start_of"}  # functions that a local must not hide
         self._known: list[str] = []  # tests that hold in the branch being written
 
     def function(self, program: IntervalProgram) -> str:
-        self._lines = ["  const idx nq = in.nq, nk = in.nk, k = k_;"]
         self._tree(program.tree, 1)
-        return "\n".join(self._lines) + "\n"
+        body = "\n".join(self._lines) + "\n"
+        sizes = [f"{name} = {text}" for name, text in _PLACES.items() if re.search(rf"\b{name}\b", body)]
+        return f"  const idx {', '.join(sizes)};\n{body}"
 
     def _line(self, depth: int, text: str) -> None:
         self._lines.append("  " * depth + text)

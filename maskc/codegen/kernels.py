@@ -1,6 +1,7 @@
-"""The kernels that maskc can generate for a mask: a table of name -> how to render it, and the step to a cubin.
+"""The kernels that maskc can generate for a mask: a table of name -> how to render them, and the step to a cubin.
 
-Adding a kernel is adding a line to `KERNELS`.
+Adding a kernel is adding a line to `KERNELS`. A name may stand for several translation units that run one after the
+other, or for fewer where a mask does not need them all.
 """
 
 from __future__ import annotations
@@ -55,17 +56,22 @@ class Kernel:
         return compile_cubin(self.source, options=self.options)
 
 
-def _in(module: str, function: str) -> Callable[[Request], Kernel]:
+Renderer = Callable[[Request], tuple[Kernel, ...]]
+
+
+def _in(module: str, function: str) -> Renderer:
     """A renderer that is imported when it is first used, so that one kernel does not load the others' modules."""
 
-    def render(request: Request) -> Kernel:
-        return cast(Kernel, getattr(import_module(module), function)(request))
+    def render(request: Request) -> tuple[Kernel, ...]:
+        return cast(Renderer, getattr(import_module(module), function))(request)
 
     return render
 
 
-KERNELS: Mapping[str, Callable[[Request], Kernel]] = {
-    "prep": _in("maskc.codegen.prep", "prep_kernel"),
+KERNELS: Mapping[str, Renderer] = {
+    "prep": _in("maskc.codegen.prep", "prep_kernels"),
+    "fwd": _in("maskc.codegen.attention", "forward_kernels"),
+    "bwd": _in("maskc.codegen.attention", "backward_kernels"),
 }
 
 

@@ -81,13 +81,13 @@ def prep_spec(fn: MaskFn, code: ColumnCode) -> PrepSpec:
     return PrepSpec(fn.name, code.slots, code.vectors, code.causal)
 
 
-def prep_kernel(request: Request) -> Kernel:
+def prep_kernels(request: Request) -> tuple[Kernel, ...]:
     """The rendered kernel. Raises M609 for arithmetic beyond 64 bits, M610 for a mask without an interval program."""
     if request.program is None:
         hint = "it runs all the same: its vectors are folded from the data when they are bound"
         raise error("M610", f"`{request.fn.name}` was not lowered, so no kernel can compute its vectors", request.fn.span, hint)
     code = column_code(request.fn, request.program)
-    return Kernel("prep", "prep", prep_spec(request.fn, code), prep_source(code))
+    return (Kernel("prep", "prep", prep_spec(request.fn, code), prep_source(code)),)
 
 
 def prep_source(code: ColumnCode) -> CudaSource:

@@ -127,7 +127,7 @@ def _load(compiled: CompiledMask) -> _Ready:
     """The kernel of a mask, rendered, compiled (or taken from the cache) and loaded once."""
     ready = _ready.get(compiled)
     if ready is None:
-        kernel = KERNELS["prep"](Request(compiled.fn, compiled.program))
+        (kernel,) = KERNELS["prep"](Request(compiled.fn, compiled.program))
         spec = kernel.spec
         assert isinstance(spec, PrepSpec)
         loaded = load_kernel(kernel.compile().image, kernel.entry)

@@ -116,7 +116,7 @@ def _compile(text: str, folder: Path) -> ctypes.CDLL:
         pytest.skip("NO C++ COMPILER: the generated columns are not compared with the oracle here")
     source, library = folder / "columns.cpp", folder / "columns.so"
     source.write_text(text)
-    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused", "-Wno-tautological-compare"]
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-tautological-compare"]
     checks = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
     flags = ["-std=c++20", "-O0", *warnings, *checks, "-shared", "-fPIC", "-pthread"]
     done = subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, text=True)

@@ -19,7 +19,7 @@ from tests.codegen.suite import suite
 
 
 def built(name: str) -> list[tuple[Kernel, Cubin]]:
-    kernel = KERNELS["prep"](Request(*suite()[name]))
+    (kernel,) = KERNELS["prep"](Request(*suite()[name]))
     return [(kernel, kernel.compile())]
 
 
@@ -69,7 +69,7 @@ from maskc.codegen.bundle import load_bundle
 from maskc.codegen.kernels import KERNELS, Request
 bundle = load_bundle(Path(sys.argv[1]), "1.0")
 bundle.install()
-kernel = KERNELS["prep"](Request(bundle.fn, bundle.program))
+(kernel,) = KERNELS["prep"](Request(bundle.fn, bundle.program))
 assert kernel.compile() is bundle.kernels[0].cubin
 print("ran")
 """

@@ -154,6 +154,29 @@ def test_arithmetic_beyond_64_bits_is_refused() -> None:
     assert caught.value.code == "M609"
 
 
+def test_inputs_may_be_called_anything(tmp_path: Path) -> None:
+    """Names that C++ keeps for itself, and names whose locals would hide a helper."""
+    text = """
+input set : segments
+input find : segments
+input class : int per set
+input int32 : int
+mask m = k <= q and (q in last(find) or q in first(find)) and (same(set) and class[k] < int32 or set[q] >= set[k])
+""".replace("int32", "register")
+    fn = parse_text(text).masks[0]
+    verdict = prove(fn)
+    program = verdict.program if isinstance(verdict, Proven) else pytest.fail(str(verdict))
+    run = compile_columns({"m": column_code(fn, program)}, tmp_path)
+    rng = random.Random(1)
+    for _ in range(20):
+        env = random_env(fn, rng, 8, 8, frozenset(program.hole_free), frozenset(program.tiling))
+        if env is not None:
+            got = run("m", bound_inputs(fn, [[env]]), 8, 8)
+            for k in range(8):
+                lower, upper = evaluate_column(fn, program, env, k)
+                assert got[:, 0, 0, k].tolist() == [*_canonical(lower, 8), *_canonical(upper, 0)]
+
+
 @pytest.mark.parametrize("name", ["doc_prefix", "causal_blockwise", "block_diffusion", "duo_heads", "dflash", "cross_pairs"])
 def test_text(golden: Callable[[str, str], None], name: str) -> None:
     golden(f"{name}.column.cu", column_code(*suite()[name]).text)

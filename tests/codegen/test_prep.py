@@ -26,7 +26,7 @@ EMULATED = ("doc_prefix", "duo_heads", "block_diffusion", "causal_blockwise", "b
 
 def test_one_launch_makes_vectors_and_tables(tmp_path: Path) -> None:
     """Batches, heads, a ragged last block and blocks larger than a CTA, against the program evaluated in Python."""
-    kernels = {name: KERNELS["prep"](Request(*suite()[name])) for name in EMULATED}
+    kernels = {name: KERNELS["prep"](Request(*suite()[name]))[0] for name in EMULATED}
     run = compile_kernels({name: kernel.source for name, kernel in kernels.items()}, tmp_path)
     for name, kernel in kernels.items():
         fn, program = suite()[name]
@@ -56,7 +56,7 @@ def test_one_launch_makes_vectors_and_tables(tmp_path: Path) -> None:
 
 
 def test_every_suite_mask_compiles_for_hopper_without_spills() -> None:
-    kernels = [KERNELS["prep"](Request(fn, program)) for fn, program in suite().values()]
+    kernels = [KERNELS["prep"](Request(fn, program))[0] for fn, program in suite().values()]
     for kernel, cubin in zip(kernels, compile_all(kernels), strict=True):
         resources = cubin.kernel("prep")
         assert cubin.image.startswith(b"\x7fELF")
@@ -65,7 +65,7 @@ def test_every_suite_mask_compiles_for_hopper_without_spills() -> None:
 
 
 def test_source_and_spec(golden: Callable[[str, str], None]) -> None:
-    kernel = KERNELS["prep"](Request(*suite()["doc_prefix"]))
+    (kernel,) = KERNELS["prep"](Request(*suite()["doc_prefix"]))
     golden("doc_prefix.prep.cu", kernel.source.text)
     assert kernel.spec.text().splitlines() == [
         "kernel = prep",
@@ -79,7 +79,7 @@ def test_source_and_spec(golden: Callable[[str, str], None]) -> None:
 
 
 def test_a_mask_without_vectors_has_an_empty_kernel() -> None:
-    kernel = KERNELS["prep"](Request(*suite()["causal"]))
+    (kernel,) = KERNELS["prep"](Request(*suite()["causal"]))
     assert "No vector exists" in kernel.source.text
     assert kernel.compile().kernel("prep").registers <= 16
 

@@ -3,8 +3,8 @@ struct MaskInputs {
   Scalar L_;
 };
 
-MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {
-  const idx nq = in.nq, nk = in.nk, k = k_;
+MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {
+  const idx nq = in.nq, k = key;
   const idx L_value = scalar(in.L_, b);
   if (k < L_value) {
     return bounds(nq, min2(L_value, 2 * floor_div(k, 2) + 2), nq, 0, 2 * floor_div(k, 2));

@@ -3,8 +3,8 @@ struct MaskInputs {
   Segments part_;
 };
 
-MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {
-  const idx nq = in.nq, nk = in.nk, k = k_;
+MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {
+  const idx nq = in.nq, k = key;
   const Found part_at_k = find(in.part_, b, k);
   if (part_at_k.i >= 0) {
     const Found part_last = find_last(in.part_, b);

@@ -4,8 +4,8 @@ struct MaskInputs {
   Vector key_pair_;
 };
 
-MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {
-  const idx nq = in.nq, nk = in.nk, k = k_;
+MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {
+  const idx nq = in.nq, k = key;
   const Read key_pair_at_k = read(in.key_pair_, b, h, k);
   const idx row_pair_first = first_at_least(in.row_pair_, b, h, key_pair_at_k.value + 1);
   const idx row_pair_first_2 = first_at_least(in.row_pair_, b, h, key_pair_at_k.value);

@@ -4,8 +4,8 @@ struct MaskInputs {
   Vector anchor_;
 };
 
-MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {
-  const idx nq = in.nq, nk = in.nk, k = k_;
+MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {
+  const idx nq = in.nq, k = key;
   const idx S_value = scalar(in.S_, b);
   if (k < S_value) {
     const idx anchor_first = first_at_least(in.anchor_, b, h, k + 1);
