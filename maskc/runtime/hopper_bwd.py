@@ -24,6 +24,7 @@ from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, ten
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
 TILE_INTS = 12  # numbers of a key tile's record
+GROUP = 1
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
 
@@ -131,7 +132,7 @@ def backward(
         grads_f32=grads_f32,
         mask_batch=v.batch,
         mask_heads=v.heads,
-        group=1,
+        group=GROUP,
         scale=scale,
         scale_log2=scale * log2(e),
     )

@@ -2,7 +2,8 @@
 
 One worker process per group, with a timeout. Outputs and workspaces are poisoned with NaN before every call. Rule:
 max|x - ref| <= 2 max|naive - ref| + 2 max|(ref + 0.3) - 0.3 - ref| with `naive` the same formulas by torch in the
-kernel's dtype; NaN and inf positions are compared first.
+kernel's dtype; NaN and inf positions are compared first. Added to it is what fp32 cannot give: a dP - dpsum that cancels
+(a row that sees one key) is off by 2^-22 sum |dO V|, times the other factors, though `naive` may be exact there.
 """
 
 from __future__ import annotations
@@ -177,13 +178,14 @@ def dense(
     return [out.transpose(1, 2), lse, *(t.transpose(1, 2) for t in (dq, dk, dv))]
 
 
-def wrong(name: str, got: Tensor, ref: Tensor, naive: Tensor) -> str:
+def wrong(name: str, got: Tensor, ref: Tensor, naive: Tensor, floor: float = 0.0) -> str:
     """Why `got` breaks the rule, or ""."""
     got, naive = got.double(), naive.double()
     if not got.isfinite().all():
         at = (~got.isfinite()).nonzero()
         return f"{name}: {len(at)} of {got.numel()} not finite, first at {at[0].tolist()}"
-    error, allowed = (got - ref).abs(), 2 * (naive - ref).abs().max() + 2 * ((ref.float() + 0.3) - 0.3 - ref.float()).abs().max()
+    error = (got - ref).abs()
+    allowed = floor + 2 * (naive - ref).abs().max() + 2 * ((ref.float() + 0.3) - 0.3 - ref.float()).abs().max()
     if error.max() <= allowed:
         return ""
     at = [int(x) for x in torch.unravel_index(error.argmax(), error.shape)]
@@ -232,8 +234,10 @@ def run(case: Case, device: str = "cuda") -> str:
         for _ in range(case.repeat)
     ]
     torch.cuda.synchronize()
+    worst = [float(t.nan_to_num().abs().max()) for t in (q, k, val, dout)]
+    cancel = 2**-22 * case.dim * worst[2] * worst[3] * max(worst[0], worst[1]) * case.dim**-0.5
     for name, got, r, n in zip(("dq", "dk", "dv"), results[0], ref[2:], naive[2:], strict=True):
-        if reason := wrong(name, got, r, n):
+        if reason := wrong(name, got, r, n, 0.0 if name == "dv" else cancel):
             return reason
     same = ("dq", "dk", "dv") if case.deterministic else ("dk", "dv")
     for again in results[1:]:
@@ -363,7 +367,7 @@ def timings() -> Iterator[dict[str, object]]:
         pre, main, post = (sorted(s[i] for s in spans)[len(spans) // 2] for i in range(3))
         flop = 10 * batch * heads * n * n * dim * density
         return {
-            "case": f"{mask} S={n} B={batch} H={heads}/{hk} D={dim}{' det' if deterministic else ''}",
+            "case": f"{mask} S={n} B={batch} H={heads}/{hk} D={dim}{' det' if deterministic else ''} group={group}",
             "pre": round(pre, 3),
             "main": round(main, 3),
             "post": round(post, 3),
@@ -372,11 +376,17 @@ def timings() -> Iterator[dict[str, object]]:
         }
 
     torch.manual_seed(0)
-    yield bench("full", 8192, 4, 32, 32, 128, 1.0)
-    yield bench("causal", 8192, 4, 32, 32, 128, 0.5)
+    for group in (1, 4):
+        yield bench("full", 8192, 16, 32, 32, 128, 1.0, group=group)
+        yield bench("causal", 8192, 16, 32, 32, 128, 0.5, group=group)
+    for group in (1, 4, 8, 16):
+        yield bench("causal", 8192, 1, 16, 16, 128, 0.5, group=group)
     yield bench("causal", 8192, 4, 32, 32, 128, 0.5, True)
-    yield bench("causal", 32768, 1, 32, 32, 128, 0.5)
+    yield bench("full", 8192, 4, 32, 32, 128, 1.0, True)
     yield bench("causal", 8192, 4, 32, 8, 128, 0.5)
+    yield bench("full", 32768, 1, 32, 32, 128, 1.0)
+    for group in (1, 2):
+        yield bench("causal", 32768, 1, 32, 32, 128, 0.5, group=group)
     yield bench("full", 8192, 4, 32, 32, 64, 1.0)
     yield bench("causal", 8192, 4, 32, 32, 64, 0.5)
     yield bench("full", 8192, 4, 16, 16, 256, 1.0)
@@ -423,7 +433,7 @@ def main(arguments: list[str]) -> int:
         worker(arguments[1])
         return 0
     names = [a for a in arguments if not a.startswith("-")] or list(groups())
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(8) as pool:
         rows = [row for part in pool.map(spawn, names) for row in part]
     if "--time" in arguments:
         rows += spawn("time")
