@@ -109,16 +109,17 @@ class ClosedForm:
     def fits_int32(self, nq: int, nk: int, scalars: Mapping[str, int]) -> bool:
         """Whether no intermediate value leaves 32 bits for these sizes and scalars."""
 
-        def largest(e: Expr) -> int:
+        def known(e: Expr) -> Range:
             match e:
                 case Size(name=name):
-                    return nq if name == "nq" else nk
+                    size = nq if name == "nq" else nk
+                    return size, size
                 case Scalar(name=name):
-                    return abs(scalars[name])
+                    return scalars[name], scalars[name]
                 case _:
-                    return nk
+                    return 0, nk  # a column
 
-        return all(magnitude(e, largest) <= _INT32_MAX for e in self.bounds)
+        return all(magnitude(e, known) <= _INT32_MAX for e in self.bounds)
 
 
 def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
@@ -208,28 +209,60 @@ def _slot(decl: InputDecl) -> Slot:
 # ---------------------------------------------------------------- sizes of values
 
 
-def magnitude(e: Expr, leaf: Callable[[Expr], int] = lambda _: _INT32_MAX + 1) -> int:
-    """An upper bound of |e| and of everything computed on the way; `leaf` bounds whatever is read, not computed."""
+Range = tuple[int, int]
+
+
+def value_range(e: Expr, leaf: Callable[[Expr], Range]) -> Range:
+    """The least and the greatest value that `e` may have, where `leaf` says so of whatever is read, not computed."""
     match e:
         case Const(value=value):
-            return abs(value)
+            return value, value
         case Add(terms=terms):
-            return sum(magnitude(t, leaf) for t in terms)
+            ranges = [value_range(t, leaf) for t in terms]
+            return sum(lo for lo, _ in ranges), sum(hi for _, hi in ranges)
         case Mul(a=a, b=b):
-            return magnitude(a, leaf) * magnitude(b, leaf)
-        case FloorDiv(a=a, b=b) | Mod(a=a, b=b):
-            return magnitude(a, leaf) + magnitude(b, leaf)  # the correction of a floor adds one divisor at most
-        case Min(terms=terms) | Max(terms=terms):
-            return max(magnitude(t, leaf) for t in terms)
+            corners = [x * y for x in value_range(a, leaf) for y in value_range(b, leaf)]
+            return min(corners), max(corners)
+        case FloorDiv(a=a, b=b):
+            divisors = [max(1, y) for y in value_range(b, leaf)]
+            corners = [x // y for x in value_range(a, leaf) for y in divisors]
+            return min(corners), max(corners)
+        case Mod(b=b):
+            return 0, max(0, value_range(b, leaf)[1] - 1)
+        case Min(terms=terms):
+            ranges = [value_range(t, leaf) for t in terms]
+            return min(lo for lo, _ in ranges), min(hi for _, hi in ranges)
+        case Max(terms=terms):
+            ranges = [value_range(t, leaf) for t in terms]
+            return max(lo for lo, _ in ranges), max(hi for _, hi in ranges)
         case IfElse(then=then, orelse=orelse):
-            return max(magnitude(then, leaf), magnitude(orelse, leaf))
+            ranges = [value_range(t, leaf) for t in (then, orelse)]
+            return min(lo for lo, _ in ranges), max(hi for _, hi in ranges)
         case _:
             return leaf(e)
 
 
+def magnitude(e: Expr, leaf: Callable[[Expr], Range]) -> int:
+    """The greatest absolute value met in the last step of computing `e`, partial sums included."""
+    terms = e.terms if isinstance(e, Add) else (e,)
+    return sum(max(map(abs, value_range(t, leaf))) for t in terms)
+
+
+def _readable(e: Expr) -> Range:
+    """What any data may hold: positions and ordinals (-1 outside) are sizes, other inputs any 32-bit number."""
+    match e:
+        case Field() | Scalar():
+            return -_INT32_MAX - 1, _INT32_MAX
+        case SegAttr(attr="pos", index=index):
+            lo, hi = value_range(index, _readable)
+            return lo - _INT32_MAX, hi
+        case _:
+            return -1, _INT32_MAX
+
+
 def _check_magnitudes(program: IntervalProgram) -> None:
     for e in _expressions(program.tree):
-        if magnitude(e) > _LIMIT:
+        if magnitude(e, _readable) > _LIMIT:
             raise error("M609", "this expression may need more than 64 bits", e.span, "inputs are 32-bit: multiply fewer of them")
 
 
