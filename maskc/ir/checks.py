@@ -1,21 +1,42 @@
 """The claims of a file: `check causal`, `check isolated by S`, `check no_empty_row`.
 
-A claim holds if a certain predicate is impossible: `mask and q < k`; `mask and not same(S)`; `not mask` at the key
-k = q, for rows inside every `segments` input (rows outside are padding and never count as empty). Each case of that
-predicate is refuted by the facts, or a small input that breaks the claim is looked for.
+A claim holds if a certain predicate is impossible: `mask and q < k`; `mask and not same(S)`; a row, inside every
+`segments` input (rows outside are padding and never count as empty), that sees none of a few likely keys: its own, the
+one as far from the end, the first, the last. Each case of that predicate is refuted by the facts, or a small input that
+breaks the claim is looked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import assert_never
 
+from maskc.diagnostics import MaskcError
 from maskc.ir.facts import Context, FactTable, Ledger
 from maskc.ir.linear import Lin, Space
 from maskc.ir.lower import Case, lower_cases
-from maskc.ir.nodes import And, Check, Col, Compare, InputKind, InSet, MaskFn, Not, Pred, Row, Same, Size
+from maskc.ir.nodes import (
+    Add,
+    And,
+    Check,
+    Col,
+    Compare,
+    Const,
+    Expr,
+    InputKind,
+    InSet,
+    MaskFn,
+    Mul,
+    Not,
+    Pred,
+    Row,
+    Same,
+    SegAttr,
+    Size,
+)
 from maskc.ir.normalize import dnf
 from maskc.ir.search import broken_claim
-from maskc.ir.traverse import substitute, walk
+from maskc.ir.traverse import Node, rewrite, substitute
 from maskc.ir.verdict import CheckResult, Refuted, Verdict
 
 
@@ -27,8 +48,9 @@ def run_checks(fn: MaskFn, verdict: Verdict | None = None) -> tuple[CheckResult,
 
 
 def run_check(fn: MaskFn, check: Check) -> CheckResult:
-    if impossible(fn, violation(fn, check)):
-        if check.kind == "no_empty_row" and fn.tables:
+    rows = check.kind == "no_empty_row"
+    if any(impossible(fn, v, rows) for v in violations(fn, check)):
+        if rows and fn.tables:
             return CheckResult(check, "unknown", "a block table may hide every key of a row")
         return CheckResult(check, "proved")
     example = broken_claim(fn, check)
@@ -37,37 +59,58 @@ def run_check(fn: MaskFn, check: Check) -> CheckResult:
     return CheckResult(check, "unknown", "the facts do not decide it, and no small input breaks it")
 
 
-def violation(fn: MaskFn, check: Check) -> Pred:
-    """What must be impossible for the claim to hold."""
+def violations(fn: MaskFn, check: Check) -> Iterator[Pred]:
+    """Predicates of which one must be impossible for the claim to hold. For `no_empty_row` the row is written `k`."""
     match check.kind:
         case "causal":
-            return And((fn.body, Compare("<", Row(), Col())))
+            yield And((fn.body, Compare("<", Row(), Col())))
         case "isolated":
             assert check.of is not None
-            return And((fn.body, Not(Same(check.of))))
+            yield And((fn.body, Not(Same(check.of))))
         case "no_empty_row":
-            sets = dict.fromkeys(_sets(fn))
-            inside = tuple(InSet(s, Col()) for s in sets)
-            return And((*inside, Not(on_diagonal(fn.body))))
+            inside = tuple(InSet(d.name, Col()) for d in fn.inputs if d.kind is InputKind.SEGMENTS)
+            blind = tuple(Not(_sees(fn.body, key)) for key in _likely_keys(fn))
+            yield from (And((*inside, b)) for b in blind)
+            if len(blind) > 1:
+                yield And((*inside, *blind))
         case _:
             assert_never(check.kind)
 
 
-def on_diagonal(p: Pred) -> Pred:
-    """The predicate at q = k."""
-    for of in {n.of for n in walk(p) if isinstance(n, Same)}:
-        p = substitute(p, Same(of), InSet(of, Col()))
-    return substitute(p, Row(), Col())
+def _likely_keys(fn: MaskFn) -> tuple[Expr, ...]:
+    """Keys that a row `k` may see."""
+    if fn.square:
+        return (Col(),)
+    from_end = Add((Col(), Size("nk"), Mul(Const(-1), Size("nq"))))
+    return Col(), from_end, Const(0), Add((Size("nk"), Const(-1)))
 
 
-def _sets(fn: MaskFn) -> list[str]:
-    return [d.name for d in fn.inputs if d.kind is InputKind.SEGMENTS]
+def _sees(body: Pred, key: Expr) -> Pred:
+    """Whether the row written `k` sees the key; the key must exist."""
+
+    def at(n: Node) -> Node | None:
+        match n:
+            case Col():
+                return key
+            case Same(of) if key == Col():
+                return InSet(of, key)
+            case Same(of):
+                equal = Compare("==", SegAttr(of, "ordinal", Row()), SegAttr(of, "ordinal", key))
+                return And((InSet(of, Row()), InSet(of, key), equal))
+            case _:
+                return None
+
+    seen = substitute(rewrite(body, at), Row(), Col())
+    return And((Compare("<=", Const(0), key), Compare("<", key, Size("nk")), seen))
 
 
-def impossible(fn: MaskFn, p: Pred) -> bool:
-    """Whether the facts refute every case of the predicate. Rows and keys range over the whole problem."""
-    lowered = lower_cases(fn, dnf(fn, p), Space())
-    context = Context(FactTable(fn, lowered.space, lowered.hole_free), Ledger())
+def impossible(fn: MaskFn, p: Pred, rows: bool = False) -> bool:
+    """Whether the facts refute every case of the predicate, for every row and key; with `rows`, `k` stands for a row."""
+    try:
+        lowered = lower_cases(fn, dnf(fn, p), Space())
+    except MaskcError:  # too many cases, or a form that only the negation has
+        return False
+    context = Context(FactTable(fn, lowered.space, lowered.hole_free, rows=rows), Ledger())
     return all(refuted_case(context, c) for c in lowered.cases)
 
 

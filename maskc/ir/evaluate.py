@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree
+from maskc.ir.lower import GuardedIntervals
 from maskc.ir.nodes import MaskFn, Pred
 from maskc.ir.reference import Env, Point, holds, value_of
 
@@ -37,10 +38,17 @@ def masked_rows(program: IntervalProgram, env: Env, k: int, runs: tuple[Run, Run
     return [lts <= q < lte or uts <= q < ute or (program.causal and q < k) for q in range(env.nq)]
 
 
-def visible_runs(fn: MaskFn, cases: Sequence[tuple[tuple[Pred, ...], Interval]], env: Env, k: int, h: int = 0) -> list[Run]:
+def visible_runs(fn: MaskFn, cases: GuardedIntervals, env: Env, k: int, h: int = 0) -> list[Run]:
     """The visible rows of a column by the fold of `interval_cases`: sorted, disjoint, not touching."""
     at = Point(0, k, h)
-    found = [clamped(fn, env, i, k, h) for guards, i in cases if all(holds(fn, env, g, at) for g in guards)]
+    known: dict[int, bool] = {}  # by object: equal guards are one object
+
+    def true(guard: Pred) -> bool:
+        if id(guard) not in known:
+            known[id(guard)] = holds(fn, env, guard, at)
+        return known[id(guard)]
+
+    found = [clamped(fn, env, i, k, h) for guards, i in cases if all(map(true, guards))]
     out: list[Run] = []
     for lo, hi in sorted(r for r in found if r[0] < r[1]):
         if out and lo <= out[-1][1]:

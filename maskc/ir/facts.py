@@ -54,12 +54,21 @@ class Conditional:
 
 
 class FactTable:
-    """All facts of a mask, generated on demand as atoms appear."""
+    """All facts of a mask, generated on demand as atoms appear.
+
+    rows: `k` stands for a row, which need not be a key (see `maskc.ir.checks`).
+    """
 
     def __init__(
-        self, fn: MaskFn, space: Space, hole_free: frozenset[str] = frozenset(), tiling: frozenset[str] = frozenset()
+        self,
+        fn: MaskFn,
+        space: Space,
+        hole_free: frozenset[str] = frozenset(),
+        tiling: frozenset[str] = frozenset(),
+        rows: bool = False,
     ) -> None:
         self.fn = fn
+        self.rows = rows
         self.space = space
         self.hole_free = hole_free
         self.tiling = tiling
@@ -69,7 +78,8 @@ class FactTable:
         self._decls = {d.name: d for d in fn.inputs}
         k = space.lin(Col())
         self._ge(k)
-        self._ge(space.lin(Size("nk")) - k - 1)
+        self._ge(space.lin(Size("nq" if rows else "nk")) - k - 1)
+        self._ge(space.lin(Size("nk")) - 1)
         self._ge(space.lin(Size("nq")))
         if fn.square:
             self._eq(space.lin(Size("nq")) - space.lin(Size("nk")))
@@ -172,7 +182,7 @@ class FactTable:
                     self._declared(_at(fact, Item(of), index), ((InSet(of, index), True),))
                 return
         for fact in decl.where:
-            inside = () if isinstance(index, Col) else self._in_range(decl, index)
+            inside = () if isinstance(index, Col) and not self.rows else self._in_range(decl, index)
             self._declared(_at(fact, place, index), (), inside)
 
     def _in_range(self, decl: InputDecl, index: Expr) -> tuple[Lin, ...]:

@@ -104,7 +104,9 @@ def interval_cases(fn: MaskFn) -> GuardedIntervals:
     read anything for an outside token.
     """
     lowered = lower(fn)
-    return tuple(case_exprs(lowered.space, c) for c in lowered.cases)
+    shared: dict[Pred, Pred] = {}  # equal guards of several cases are one object
+    cases = (case_exprs(lowered.space, c) for c in lowered.cases)
+    return tuple((tuple(shared.setdefault(g, g) for g in guards), interval) for guards, interval in cases)
 
 
 def case_exprs(space: Space, c: Case) -> tuple[tuple[Pred, ...], Interval]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import product
 
 from maskc.ir.nodes import InputDecl, InputKind, MaskFn, Pred
 from maskc.ir.reference import Env, Point, broken_fact, holds
 
 _TRIES = 40
+_FEW = 2  # scalars that are enumerated rather than drawn
 
 
 def random_env(
@@ -44,16 +47,30 @@ def random_env(
 
 
 def _scalars(fn: MaskFn, rng: random.Random, nq: int, nk: int) -> Env | None:
-    decls = [d for d in fn.inputs if d.kind is InputKind.INT and d.per is None]
-    facts = [p for d in decls for p in d.where] + list(fn.assumes)
+    names = [d.name for d in fn.inputs if d.kind is InputKind.INT and d.per is None]
+    if len(names) <= _FEW:
+        solutions = _solutions(fn, nq, nk)
+        return Env(nq, nk, rng.choice(solutions)) if solutions else None
     top = max(nq, nk) + 1
     for _ in range(_TRIES):
-        env = Env(nq, nk, {d.name: rng.choice((0, 1, 2, rng.randint(-2, top), rng.randint(0, top))) for d in decls})
-        if all(holds(fn, env, p, Point(0, 0)) for p in facts):
+        env = Env(nq, nk, {name: rng.choice((0, 1, 2, rng.randint(-2, top), rng.randint(0, top))) for name in names})
+        if _obeys(fn, env):
             return env
-        if not decls:
-            return None
     return None
+
+
+@lru_cache(64)
+def _solutions(fn: MaskFn, nq: int, nk: int) -> tuple[dict[str, int], ...]:
+    """All small values of a few scalars that obey the facts about scalars."""
+    names = [d.name for d in fn.inputs if d.kind is InputKind.INT and d.per is None]
+    values = range(-2, max(nq, nk) + 2)
+    choices = (dict(zip(names, v, strict=True)) for v in product(values, repeat=len(names)))
+    return tuple(c for c in choices if _obeys(fn, Env(nq, nk, c)))
+
+
+def _obeys(fn: MaskFn, env: Env) -> bool:
+    facts = [p for d in fn.inputs if d.kind is InputKind.INT and d.per is None for p in d.where]
+    return all(holds(fn, env, p, Point(0, 0)) for p in (*facts, *fn.assumes))
 
 
 def _set(

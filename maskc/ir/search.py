@@ -18,8 +18,8 @@ from maskc.ir.samples import describe, random_env, runs_text
 from maskc.ir.verdict import Counterexample, Refuted
 
 _T = TypeVar("_T")
-SIZES = range(3, 15)
-TRIALS = 120  # per size
+SIZES = range(3, 13)
+TRIALS = 100  # per size
 HEADS = 2
 
 
