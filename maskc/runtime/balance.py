@@ -234,7 +234,7 @@ class _Search:
                 self._set(range(self.ranks), np.array(found.groups, dtype=np.intp))
                 target = self.proven
             elif found.impossible:
-                self.proven = max(self.proven, target + 1)
+                self.proven = max(self.proven, problem.next_sum(target))
                 target = self.proven
             elif target + 1 < self.peak:
                 target = min(self.peak - 1, self.proven + max(1, 2 * (target - self.proven)))

@@ -85,6 +85,12 @@ class CoverProblem:
             return Cover(None, not run.stopped, run.nodes)
         return Cover(tuple(tuple(_bits(c, len(self.weights))) for c in chosen), False, run.nodes)
 
+    def next_sum(self, after: int) -> int:
+        """The smallest sum above `after` that a group can have: the next makespan to consider."""
+        at = np.searchsorted(self.high_sums, after - self.low_sums, side="right")
+        there = at < len(self.high_sums)
+        return int((self.low_sums[there] + self.high_sums[at[there]]).min())
+
     def _window(self, target: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         least = target - (self.m * target - self.total)
         first = np.searchsorted(self.high_sums, least - self.low_sums)

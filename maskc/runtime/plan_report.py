@@ -108,8 +108,8 @@ def _head(p: AttentionPlan) -> str:
     keys = "" if p.keys.length == p.rows.length else f", {p.keys.length} keys"
     return "\n".join(
         [
-            f"plan of `{p.parts[0].name}`: {p.rows.length} rows{keys}, {p.rows.chunk_count} chunks of {size}, {p.world} ranks{nodes}",
-            f"order {p.order} ({p.method}), tiles of {p.tile[0]} x {p.tile[1]}",
+            f"plan of `{p.parts[0].name}`: {p.rows.length} rows{keys}, {p.world} ranks{nodes}",
+            f"{p.rows.chunk_count} chunks of {size}, order {p.order} ({p.method}), tiles of {p.tile[0]} x {p.tile[1]}",
             f"tile costs: partial {p.costs.partial}, unmasked {p.costs.unmasked}; digest {p.digest[:16]}",
         ]
     )
