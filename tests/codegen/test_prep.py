@@ -10,16 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
+import maskc
 from maskc.codegen.kernels import KERNELS, Request, compile_all
 from maskc.codegen.prep import PrepSpec
 from maskc.diagnostics import MaskcError
 from maskc.ir.evaluate import evaluate_column
 from maskc.ir.intervals import VECTORS
 from maskc.ir.samples import random_env
+from maskc.runtime import prep
+from maskc.runtime.driver_api import Arguments
 from maskc.runtime.prep import allocate, pack_arguments
 from maskc.tiles import block_minmax
 from tests.codegen.host import bound_inputs, compile_kernels
-from tests.codegen.suite import suite
+from tests.codegen.suite import SUITE, suite
+from tests.gpu.inputs import suite_mask
+from tests.gpu.special_prep import differences
 
 EMULATED = ("doc_prefix", "duo_heads", "block_diffusion", "causal_blockwise", "bottom_right")
 
@@ -89,3 +94,32 @@ def test_an_undecided_mask_has_no_kernel() -> None:
     with pytest.raises(MaskcError) as caught:
         KERNELS["prep"](Request(fn, None))
     assert caught.value.code == "M610"
+
+
+def test_a_bound_mask_is_prepared_in_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of `prep.vectors` but the driver: arguments, sizes, batch and heads, against what torch makes of the inputs."""
+    names = ("04_doc_causal", "09_doc_prefix", "28_duo_heads", "37_cross_pairs", "02_causal", "20_block_diffusion")
+    compiled = {name: maskc.compile(str(SUITE / f"{name}.mask")) for name in names}
+    kernels = {f"m{name}": KERNELS["prep"](Request(c.fn, c.program))[0] for name, c in compiled.items()}
+    run = compile_kernels({name: kernel.source for name, kernel in kernels.items()}, tmp_path)
+    launches: list[str] = []
+
+    def ready(mask: maskc.CompiledMask) -> prep._Ready:
+        (name,) = (f"m{n}" for n, c in compiled.items() if c is mask)
+        spec = kernels[name].spec
+        assert isinstance(spec, PrepSpec)
+        return prep._Ready(name, spec)  # type: ignore[arg-type]
+
+    def launch(kernel: str, grid: tuple[int, int, int], threads: int, arguments: Arguments, device: torch.device) -> None:
+        launches.append(kernel)
+        run(kernel, arguments.body, grid[0])
+
+    monkeypatch.setattr(prep, "_load", ready)
+    monkeypatch.setattr(prep, "launch", launch)
+    for name, mask in compiled.items():
+        made = suite_mask(name, 60, 60, random.Random(name))
+        assert made is not None
+        bound = mask.bind(nq=60, nk=60, **made[1])
+        again = mask.bind(nq=60, nk=60, **made[1])
+        assert differences(bound.vectors(60, 60, prepare=prep.vectors), again.vectors(60, 60)) == "", name
+    assert launches == [f"m{name}" for name in names if name != "02_causal"]

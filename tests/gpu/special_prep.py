@@ -1,0 +1,117 @@
+"""The preparation kernel on a GPU: the vectors and block tables that torch makes of the same inputs, bit by bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+import maskc
+from maskc.boundary import BoundaryVectors
+from maskc.runtime import prep
+from maskc.tiles import BlockMinMax, block_minmax
+from tests.gpu.inputs import NAMES, suite_mask
+
+T = TypeVar("T")
+
+
+def special_cases() -> list[tuple[str, Callable[[], str]]]:
+    return [
+        *((f"prep/{name}", partial(_suite, name)) for name in NAMES),
+        ("prep/block-tables", _tables),
+        ("prep/graph-capture", _capture),
+    ]
+
+
+def _suite(name: str) -> str:
+    rng = random.Random(name)
+    for nq, nk in ((1, 1), (129, 129), (300, 300), (257, 513), (4098, 4098)):
+        made = suite_mask(name, nq, nk, rng)
+        if made is None:
+            continue
+        bound = maskc.compile(str(made[0])).bind(nq=nq, nk=nk, **made[1])
+        on_gpu = replace(bound, inputs=to_gpu(bound.inputs), _vectors={}, _schedules={})
+        got = on_gpu.vectors(nq, nk, prepare=prep.vectors)
+        if problem := differences(got, bound.vectors(nq, nk)):
+            return f"{nq} x {nk}: {problem}"
+    return ""
+
+
+def _tables() -> str:
+    bound, n = _documents()
+    inputs = to_gpu(bound.inputs)
+    for block_kv in (16, 64, 128, 192, 1000):
+        made = prep.prepare(bound.compiled, inputs, n, n, block_kv=block_kv)
+        want = block_minmax(made.vectors, block_kv)
+        if problem := differences(made.vectors, bound.vectors(n, n)) or differences(made.extremes, want):
+            return f"block_kv {block_kv}: {problem}"
+    return ""
+
+
+def _capture() -> str:
+    """A captured launch reads the inputs anew at every replay."""
+    bound, n = _documents()
+    inputs = to_gpu(bound.inputs)
+    prep.prepare(bound.compiled, inputs, n, n)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = prep.prepare(bound.compiled, inputs, n, n)
+    other, _ = _documents(seed=2)
+    for name, table in inputs.sets.items():
+        for side in ("starts", "ends"):
+            getattr(table, side).copy_(getattr(other.inputs.sets[name], side))
+    inputs.vectors["prefix"].copy_(other.inputs.vectors["prefix"])
+    graph.replay()
+    return differences(made.vectors, other.vectors(n, n))
+
+
+def _documents(seed: int = 1) -> tuple[maskc.BoundMask, int]:
+    """131001 keys in 1000 documents with prefixes."""
+    n, rng = 131_001, random.Random(seed)
+    marks = [0, *sorted(rng.sample(range(1, n), 999)), n]
+    lengths = [b - a for a, b in pairwise(marks)]
+    prefix = [rng.randint(0, length) for length in lengths]
+    return maskc.compile("std:doc_prefix").bind(doc=maskc.segments(lengths=lengths), prefix=prefix), n
+
+
+def to_gpu(value: T) -> T:
+    """A copy whose tensors, and `device`, are on the GPU."""
+
+    def moved(x: Any) -> Any:
+        match x:
+            case torch.Tensor():
+                return x.cuda()
+            case torch.device():
+                return torch.device("cuda", torch.cuda.current_device())
+            case dict():
+                return {k: moved(v) for k, v in x.items()}
+            case _ if is_dataclass(x):
+                return replace(x, **{f.name: moved(getattr(x, f.name)) for f in fields(x)})
+            case _:
+                return x
+
+    return moved(value)
+
+
+def differences(got: BoundaryVectors | BlockMinMax, want: BoundaryVectors | BlockMinMax, at: str = "") -> str:
+    """The first field, and the first index in it, at which two results differ."""
+    for f in fields(want):
+        a, b = getattr(got, f.name), getattr(want, f.name)
+        if is_dataclass(a) and is_dataclass(b):
+            if problem := differences(a, b, f"{at}{f.name}."):
+                return problem
+        elif isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            if a.shape != b.shape or a.dtype != b.dtype:
+                return f"{at}{f.name} is {a.dtype} {tuple(a.shape)}, not {b.dtype} {tuple(b.shape)}"
+            wrong = (a.cpu() != b.cpu()).nonzero()
+            if len(wrong):
+                i = tuple(wrong[0].tolist())
+                return f"{at}{f.name}{list(i)} is {a[i].item()}, not {b[i].item()} ({len(wrong)} differ)"
+        elif a != b:
+            return f"{at}{f.name} is {a}, not {b}"
+    return ""
