@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from maskc.diagnostics import MaskcError
-from maskc.ir.facts import Context, FactTable, Ledger
+from maskc.ir.facts import Context, FactTable, Ledger, compare_facts
 from maskc.ir.linear import Lin, Space
-from maskc.ir.lower import Case, lower_cases
+from maskc.ir.lower import Case, lower_cases, needs_hole_free
 from maskc.ir.nodes import (
     Add,
     And,
+    BoolConst,
     Check,
     Col,
     Compare,
@@ -28,16 +29,19 @@ from maskc.ir.nodes import (
     MaskFn,
     Mul,
     Not,
+    Or,
     Pred,
     Row,
     Same,
     SegAttr,
     Size,
 )
-from maskc.ir.normalize import dnf
+from maskc.ir.normalize import dnf, nnf
 from maskc.ir.search import broken_claim
 from maskc.ir.traverse import Node, rewrite, substitute
 from maskc.ir.verdict import CheckResult, Refuted, Verdict
+
+BRANCHES = 2000  # of one claim
 
 
 def run_checks(fn: MaskFn, verdict: Verdict | None = None) -> tuple[CheckResult, ...]:
@@ -49,7 +53,8 @@ def run_checks(fn: MaskFn, verdict: Verdict | None = None) -> tuple[CheckResult,
 
 def run_check(fn: MaskFn, check: Check) -> CheckResult:
     rows = check.kind == "no_empty_row"
-    if any(impossible(fn, v, rows) for v in violations(fn, check)):
+    refuted = every_row_refuted if rows else impossible
+    if any(refuted(fn, v) for v in violations(fn, check)):
         if rows and fn.tables:
             return CheckResult(check, "unknown", "a block table may hide every key of a row")
         return CheckResult(check, "proved")
@@ -104,14 +109,52 @@ def _sees(body: Pred, key: Expr) -> Pred:
     return And((Compare("<=", Const(0), key), Compare("<", key, Size("nk")), seen))
 
 
-def impossible(fn: MaskFn, p: Pred, rows: bool = False) -> bool:
-    """Whether the facts refute every case of the predicate, for every row and key; with `rows`, `k` stands for a row."""
+def impossible(fn: MaskFn, p: Pred) -> bool:
+    """Whether the facts refute every case of the predicate, for every row and key."""
     try:
         lowered = lower_cases(fn, dnf(fn, p), Space())
     except MaskcError:  # too many cases, or a form that only the negation has
         return False
-    context = Context(FactTable(fn, lowered.space, lowered.hole_free, rows=rows), Ledger())
+    context = Context(FactTable(fn, lowered.space, lowered.hole_free), Ledger())
     return all(refuted_case(context, c) for c in lowered.cases)
+
+
+def every_row_refuted(fn: MaskFn, p: Pred) -> bool:
+    """Whether the facts refute a predicate over `k`, which stands for a row, by splitting its `or`s one at a time."""
+    space = Space()
+    context = Context(FactTable(fn, space, needs_hole_free(fn), rows=True), Ledger())
+    budget = iter(range(BRANCHES))
+
+    def closed(context: Context, goals: list[Pred], forms: tuple[Lin, ...]) -> bool:
+        waiting: list[Or] = []
+        for g in goals:
+            for p in g.terms if isinstance(g, And) else (g,):
+                match p:
+                    case Or():
+                        waiting.append(p)
+                    case Compare("!=", a, b):
+                        waiting.append(Or((Compare("<", a, b), Compare(">", a, b))))
+                    case Compare():
+                        for f in compare_facts(space, p):
+                            forms += (f.form, -f.form) if f.equal else (f.form,)
+                    case BoolConst(value):
+                        if not value:
+                            return True
+                    case _:
+                        value = not isinstance(p, Not)
+                        atom = context.table.boolean(p.term if isinstance(p, Not) else p)
+                        if context.known.get(atom, value) != value:
+                            return True
+                        context = context.assume_bool(atom, value)
+        if next(budget, None) is None:
+            return False
+        if context.contradicts(*forms):
+            return True
+        if not waiting:
+            return False
+        return all(closed(context, [branch, *waiting[1:]], forms) for branch in waiting[0].terms)
+
+    return closed(context, [nnf(fn, p)], ())
 
 
 def refuted_case(context: Context, c: Case, *extra: Lin) -> bool:

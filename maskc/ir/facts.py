@@ -329,20 +329,21 @@ class Context:
     known: dict[Bool, bool] = field(default_factory=dict)
     extra: tuple[Fact, ...] = ()
     _solved: Solved | None = None
+    _atoms: int = 0  # known when `_solved` was made
     _memo: dict[Lin, bool] = field(default_factory=dict)
 
     def assume_bool(self, p: Bool, value: bool) -> Context:
         known = dict(self.known)
         known.update(self.table.implied(p, value))
-        return Context(self.table, self.ledger, known, self.extra, None, {g: True for g, v in self._memo.items() if v})
+        return Context(self.table, self.ledger, known, self.extra, _memo={g: True for g, v in self._memo.items() if v})
 
     def assume(self, *forms: Lin) -> Context:
         """The context in which these forms are >= 0 as well."""
         extra = self.extra + tuple(Fact(f) for f in forms)
-        return Context(self.table, self.ledger, self.known, extra, None, {g: True for g, v in self._memo.items() if v})
+        return Context(self.table, self.ledger, self.known, extra, _memo={g: True for g, v in self._memo.items() if v})
 
     def solved(self) -> Solved:
-        if self._solved is None:
+        if self._solved is None or self._atoms < len(self.table.space.atoms):
             self.table.grow()
             facts, pending = list(self.extra), []
             for c in self.table.facts:
@@ -357,6 +358,7 @@ class Context:
                     facts.append(c.fact)
             lemmas = _monotone_lemmas(self.table, solve(facts) if pending else solved)
             self._solved = solve([*facts, *lemmas]) if pending or lemmas else solved
+            self._atoms = len(self.table.space.atoms)
         return self._solved
 
     def entails(self, form: Lin) -> bool:

@@ -149,7 +149,8 @@ def broken_claim(fn: MaskFn, check: Check) -> str | None:
     if found is None:
         return None
     env, text = found
-    return f"{_sizes(env)}{_inputs(describe(fn, env))}{text}"
+    hint = "" if env.nq == env.nk else " (if rows and keys are one sequence: `assume nq == nk`)"
+    return f"{_sizes(env)}{_inputs(describe(fn, env))}{text}{hint}"
 
 
 def _breaks(fn: MaskFn, check: Check, env: Env) -> str | None:
