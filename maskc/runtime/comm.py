@@ -159,18 +159,18 @@ def named_failure(what: str, peer: Peer) -> Iterator[None]:
 Fields = Mapping[str, object]
 
 
-def agree(peer: Peer, fields: Fields, failure: str | None, device: torch.device) -> None:
+def agree(peer: Peer, fields: Fields, refused: bool, device: torch.device) -> None:
     """Compare what this rank is about to do with all other ranks; every rank raises when they differ or one cannot.
 
     Raises:
         MaskcError: M708, naming the first field that differs and the value of each rank (numbers as they are, anything
             else as a digest), or the rank that refused.
     """
-    mine = [_number(v) for v in fields.values()] + [int(failure is not None), len(fields)]
+    mine = [_number(v) for v in fields.values()] + [int(refused)]
     everyone = gather_numbers(peer, mine, device, "the check at first use")
-    refused = [r for r, row in enumerate(everyone) if row[-2]]
-    if refused:
-        raise error("M708", f"rank {refused[0]} refused the call, so no rank runs it; its own error says why")
+    refusing = [r for r, row in enumerate(everyone) if row[-1]]
+    if refusing:
+        raise error("M708", f"rank {refusing[0]} refused the call, so no rank runs it; its own error says why")
     for i, (name, value) in enumerate(fields.items()):
         values = [row[i] for row in everyone]
         if len(set(values)) > 1:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
-from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm, executor
 from maskc.runtime.comm import Peer
-from maskc.runtime.executor import Call, module_of
+from maskc.runtime.executor import Call
 from maskc.runtime.machine import DEFAULT_MACHINE
-from maskc.runtime.plan import AttentionPlan, Spec, vectors_of
+from maskc.runtime.plan import AttentionPlan, Spec
 from maskc.runtime.plan import plan as make_plan
+from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of
 from maskc.runtime.schedule import STRATEGIES
 
 LOG = logging.getLogger("maskc")
@@ -70,9 +71,7 @@ def run(
     """
     peer = Peer.of(group)
     plan = plan if plan is not None else _contiguous_plan(spec, q, k, peer)
-    call, failure = _prepare(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
-    _agree_once(call, plan, q, k, v, peer, failure)
-    assert call is not None
+    call = _agreed_call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
     out, lse = _ContextAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
 
@@ -96,7 +95,7 @@ def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor) -> C
 # ---------------------------------------------------------------- before the first byte
 
 
-def _prepare(
+def _agreed_call(
     spec: Spec,
     q: Tensor,
     k: Tensor,
@@ -107,33 +106,63 @@ def _prepare(
     scale: float | None,
     deterministic: bool,
     backend: str,
-) -> tuple[Call | None, MaskcError | None]:
-    """The call, or why this rank cannot make it (raised once the other ranks know)."""
+) -> Call:
+    """The call, checked here and compared with the other ranks the first time it is made in this group.
+
+    What is wrong on this rank is raised only once the others know, so that they raise too instead of waiting.
+    """
+    call, failure = None, None
     try:
-        _check_tensors(q, k, v, plan, peer)
-        part = plan.part(spec)
-        if strategy == "auto":
-            choice = choose(plan, part, q, k, v)
-            LOG.debug("strategy %s: %s", choice.strategy, choice.reason)
-            strategy = choice.strategy
-        elif strategy not in STRATEGIES:
-            raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
-        vectors, schedule = _on_device(spec, plan, q.device), plan.schedule(strategy, part)
-        scale = q.shape[3] ** -0.5 if scale is None else scale
-        call = Call(plan, part, schedule, vectors, peer, q.device, scale, deterministic, backend)
-        if (reason := _why_not(call, q, k, v)) is not None:
-            raise MaskcError(reason)
+        call = _call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
+        fields = _fields(call, q, k, v)
+        seen = _agreed.setdefault(_process_group(peer), {})
+        if (key := tuple(fields.values())) in seen:
+            return call
+        _check_local_calls(call, q, k, v)
     except MaskcError as e:
-        return None, e
-    return call, None
+        failure = e
+        fields = dict.fromkeys(FIELDS, 0)
+    try:
+        comm.agree(peer, fields, failure is not None, torch.as_tensor(q).device)
+    except MaskcError as disagreement:
+        raise failure or disagreement from None
+    assert call is not None
+    seen[key] = None
+    if len(seen) > AGREED_LIMIT:
+        seen.pop(next(iter(seen)))
+    return call
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, peer: Peer) -> None:
+def _call(
+    spec: Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    peer: Peer,
+    plan: AttentionPlan,
+    strategy: str,
+    scale: float | None,
+    deterministic: bool,
+    backend: str,
+) -> Call:
+    check_tensors(q, k, v)
+    _check_rows(q, k, v, plan, peer)
+    part = plan.part(spec)
+    if strategy == "auto":
+        choice = choose(plan, part, q, k, v)
+        LOG.debug("strategy %s: %s", choice.strategy, choice.reason)
+        strategy = choice.strategy
+    elif strategy not in STRATEGIES:
+        raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
+    vectors = _on_device(spec, plan, q)
+    number, name = scale_of(q, scale), backend_for(q, backend)
+    return Call(plan, part, plan.schedule(strategy, part), vectors, peer, q.device, number, deterministic, name)
+
+
+def _check_rows(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, peer: Peer) -> None:
     if plan.world != peer.world:
         raise error("M707", f"the plan is for {plan.world} ranks, the group has {peer.world}")
     for name, x, axis in (("q", q, plan.rows), ("k", k, plan.keys), ("v", v, plan.keys)):
-        if x.dim() != 4:
-            raise error("M710", f"{name} has shape {tuple(x.shape)}; expected [B, rows, heads, dim]")
         if x.shape[1] != (held := axis.local_length(peer.rank)):
             raise error(
                 "M710",
@@ -141,71 +170,74 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, peer: P
                 None,
                 "cut tensors with plan.shard(x, rank); without a plan, ranks hold ceil(n / ranks) rows, the last one fewer",
             )
-    if k.dtype != v.dtype or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
-        raise error("M710", f"q, k, v have shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} that do not fit together")
 
 
-def _on_device(spec: Spec, plan: AttentionPlan, device: torch.device) -> BoundaryVectors:
+def _on_device(spec: Spec, plan: AttentionPlan, q: Tensor) -> BoundaryVectors:
+    """The vectors of the whole sequence where q lives."""
     sizes = plan.rows.length, plan.keys.length
-    if not isinstance(spec, BoundaryVectors):
-        return spec.vectors(*sizes, device=device)
-    if spec.device != device and any(t is not None for t in spec.tensors):
-        raise error("M710", f"the vectors are on {spec.device}, q is on {device}")
-    return vectors_of(spec, *sizes)
+    v = spec if isinstance(spec, BoundaryVectors) else spec.vectors(*sizes, q.device)
+    if v.device != q.device and any(t is not None for t in v.tensors):
+        raise error("M504", f"the vectors are on `{v.device}`, q is on `{q.device}`")
+    if v.batch not in (1, q.shape[0]):
+        raise error("M503", f"the mask was bound for {v.batch} batch items, q has {q.shape[0]}")
+    return v
 
 
-def _why_not(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Diagnostic | None:
-    """The backend's own refusal of any local call of the schedule."""
-    module = module_of(call.backend, call.device.type)
+def _check_local_calls(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise the backend's own refusal of any local call of the schedule."""
     for step in call.schedule.steps:
         if call.columns(step) and call.row_chunks:
             local = call.local(step)
             keys, values = (x.new_empty(x.shape[0], local.nk, *x.shape[2:]) for x in (k, v))
-            if (reason := module.why_not(local, q, keys, values)) is not None:
-                return reason
-    return None
+            check_backend(call.backend, local, q, keys, values, call.scale)
 
 
-_agreed: WeakKeyDictionary[Any, dict[tuple[object, ...], None]] = WeakKeyDictionary()
+def _fields(call: Call, q: Tensor, k: Tensor, v: Tensor) -> dict[str, object]:
+    """What all ranks must have in common."""
+    plan = call.plan
+    values: tuple[object, ...] = (
+        plan.rows.length,
+        plan.keys.length,
+        plan.parts[call.part].digest,
+        plan.version,
+        (plan.rows, plan.keys),
+        plan.digest,
+        call.schedule.strategy,
+        q.shape[0],
+        q.shape[2],
+        k.shape[2],
+        k.shape[3],
+        v.shape[3],
+        str(k.dtype),
+        call.scale,
+        call.backend,
+        call.deterministic,
+        torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)),
+    )
+    return dict(zip(FIELDS, values, strict=True))
+
+
+FIELDS = (
+    "the number of rows",
+    "the number of keys",
+    "the mask or its data",
+    "the version of maskc",
+    "the assignment of chunks",
+    "the plan",
+    "the strategy",
+    "the batch size",
+    "the query heads",
+    "the key heads",
+    "the head dimension",
+    "the value dimension",
+    "the dtype",
+    "the scale",
+    "the backend",
+    "deterministic",
+    "whether gradients are recorded",
+)
 AGREED_LIMIT = 4096
-
-
-def _agree_once(
-    call: Call | None, plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, peer: Peer, failure: MaskcError | None
-) -> None:
-    """Compare this call with the other ranks' the first time it is made in this group."""
-    fields: dict[str, object] = {
-        "the number of rows": plan.rows.length,
-        "the number of keys": plan.keys.length,
-        "the mask or its data": "" if call is None else plan.parts[call.part].digest,
-        "the version of maskc": plan.version,
-        "the assignment of chunks": (plan.rows, plan.keys),
-        "the plan": plan.digest,
-        "the strategy": "" if call is None else call.schedule.strategy,
-        "the batch size": q.shape[0],
-        "the query heads": q.shape[2] if q.dim() == 4 else 0,
-        "the key heads": k.shape[2] if k.dim() == 4 else 0,
-        "the head dimension": k.shape[-1],
-        "the value dimension": v.shape[-1],
-        "the dtype": str(k.dtype),
-        "the scale": "" if call is None else call.scale,
-        "the backend": "" if call is None else call.backend,
-        "deterministic": False if call is None else call.deterministic,
-        "whether gradients are recorded": torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)),
-    }
-    key = tuple(fields.values())
-    seen = _agreed.setdefault(_process_group(peer), {})
-    if failure is None and key in seen:
-        return
-    try:
-        comm.agree(peer, fields, None if failure is None else failure.code, q.device)
-    except MaskcError:
-        if failure is not None:
-            raise failure from None
-        raise
-    seen[key] = None
-    if len(seen) > AGREED_LIMIT:
-        seen.pop(next(iter(seen)))
+_agreed: WeakKeyDictionary[Any, dict[tuple[object, ...], None]] = WeakKeyDictionary()
 
 
 def _process_group(peer: Peer) -> Any:

@@ -47,10 +47,6 @@ class Call:
         return localized(self.vectors, self.plan.rows, self.row_chunks, self.plan.keys, self.columns(step), self.device)
 
 
-def module_of(backend: str, device: str) -> ops.Backend:
-    return ops.backend_module(ops.BY_DEVICE[device] if backend == "auto" else backend)
-
-
 class _Keys:
     """K and V chunks on this rank, and the exchanges that bring in those of others, step by step.
 
@@ -129,7 +125,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
             values,
             call.scale,
             backend=call.backend,
-            schedule=_kernel_schedule(local, call.backend, call.device.type, q.shape[3]),
+            schedule=_kernel_schedule(local, call.backend, q.shape[3]),
             out_dtype=None if single else acc,
         )
         total = part if total is None else merge(total, part)
@@ -139,9 +135,9 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
 
 
 @lru_cache(maxsize=128)
-def _kernel_schedule(local: BoundaryVectors, backend: str, device: str, head_dim: int) -> tuple[Tensor, ...]:
+def _kernel_schedule(local: BoundaryVectors, backend: str, head_dim: int) -> tuple[Tensor, ...]:
     """The tables a backend makes of a mask, shared by the layers of a batch like the localized vectors themselves."""
-    return module_of(backend, device).schedule(local, head_dim)
+    return ops.backend_module(backend).schedule(local, head_dim)
 
 
 def backward(
@@ -167,7 +163,7 @@ def backward(
                 call.scale,
                 backend=call.backend,
                 deterministic=call.deterministic,
-                schedule=_kernel_schedule(local, call.backend, call.device.type, q.shape[3]),
+                schedule=_kernel_schedule(local, call.backend, q.shape[3]),
                 grad_dtype=acc,
             )
             dq += step_dq
