@@ -16,7 +16,7 @@ from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, MaskcWarni
 
 if TYPE_CHECKING:
     from maskc.api import compile as compile  # noqa: A004
-    from maskc.api import compile_text, run
+    from maskc.api import compile_text, load, run
     from maskc.binding.bound import BoundMask
     from maskc.binding.constructors import segments, spans
     from maskc.compiled import CompiledMask
@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "compile": "maskc.api",
     "compile_text": "maskc.api",
+    "load": "maskc.api",
     "run": "maskc.api",
     "plan": "maskc.runtime.plan",
     "segments": "maskc.binding.constructors",
@@ -44,6 +45,7 @@ __all__ = [
     "MaskcWarning",
     "compile",
     "compile_text",
+    "load",
     "plan",
     "run",
     "segments",

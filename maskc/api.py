@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maskc import targets
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import MaskcError, MaskcWarning
+from maskc.ir.verdict import Proven, Unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,23 @@ def compile_text(text: str, name: str | None = None, *, strict: bool = False) ->
 
 
 compile = compile_target  # noqa: A001  (the public name)
+
+
+def load(folder: str | Path) -> CompiledMask:
+    """The mask and the kernels that `maskc compile FILE -o folder` wrote: nothing is parsed, proved or compiled again.
+
+    Needs neither NVRTC nor the front end. On a Hopper GPU exactly these kernels run; a call that needs another head
+    dim, dtype or form is refused (M612). Raises M608 where the folder is damaged or of another version of maskc.
+    """
+    from maskc import __version__
+    from maskc.codegen.bundle import load_bundle
+
+    bundle = load_bundle(Path(folder), __version__)
+    bundle.install()
+    verdict = (
+        Unknown("it was undecided when its kernels were built") if bundle.program is None else Proven(bundle.program, (), 0, 0)
+    )
+    return CompiledMask(bundle.fn, verdict, bundle.program, kernels=bundle)
 
 
 def run(

@@ -12,6 +12,7 @@ from maskc.ir.verdict import CheckResult, Verdict
 
 if TYPE_CHECKING:
     from maskc.binding.bound import BoundMask
+    from maskc.codegen.bundle import Bundle
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +21,7 @@ class CompiledMask:
 
     fn: the typed mask. verdict: what is proved about it. program: its lowering, None where the verdict is Unknown (the
     data then decide when they are bound). checks: the claims of the file. warnings: everything worth a second look.
+    kernels: those that it was loaded with (`maskc.load`), and then no others run on a GPU.
     """
 
     fn: MaskFn
@@ -27,6 +29,7 @@ class CompiledMask:
     program: IntervalProgram | None
     checks: tuple[CheckResult, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
+    kernels: Bundle | None = None
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.kernels import Kernel, Request
 from maskc.codegen.spec import HEAD_DIMS, Dtype, MaskForm
 from maskc.codegen.spec_bwd import select_backward
@@ -17,7 +17,8 @@ def forward_kernels(request: Request) -> tuple[Kernel, ...]:
     forward = Kernel("fwd", spec.name, spec, forward_source(spec), spec.shared_bytes)
     if not spec.packed:
         return (forward,)
-    return Kernel("sched", "row_runs", spec, schedule_source(spec)), forward
+    planned = schedule_spec(form(request), head_dim(request))
+    return Kernel("sched", "row_runs", planned, schedule_source(planned)), forward
 
 
 def backward_kernels(request: Request) -> tuple[Kernel, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from maskc.codegen import disasm
 from maskc.codegen.cache import write_atomic
-from maskc.codegen.kernels import Kernel
+from maskc.codegen.kernels import Kernel, KernelSpec
 from maskc.codegen.nvrtc import Cubin, install, make_cubin
 from maskc.diagnostics import MaskcError, error
 from maskc.ir.intervals import IntervalProgram
@@ -47,6 +47,11 @@ class Bundle:
     fn: MaskFn
     program: IntervalProgram | None
     kernels: tuple[BuiltKernel, ...]
+
+    def holds(self, name: str, spec: KernelSpec) -> bool:
+        """Whether it has the kernel `name` of exactly this spec."""
+        wanted = json.loads(json.dumps(spec.as_json()))
+        return any(k.name == name and k.spec == wanted for k in self.kernels)
 
     def install(self) -> None:
         """From now on, in this process, these cubins stand for their sources; nothing of them is compiled."""

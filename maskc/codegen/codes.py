@@ -72,4 +72,14 @@ itself; `maskc compile --kernel fwd,bwd` still builds the attention kernels.
 `maskc compile --head-dim D --dtype T` builds attention kernels for head dims 64, 128 and 256 in bf16 and fp16. The CPU
 backend takes any head dim and also fp32 and fp64.
 """,
+    "M612": """A loaded folder does not hold the kernel of this call
+
+`maskc.load(DIR)` runs the kernels that lie in DIR and compiles nothing. They were built for one mask form, head dim and
+dtype, and for gradients that are deterministic or not; a call that needs another is refused before anything runs. So is a
+group of ranks, whose parts of the mask need kernels of their own.
+
+    maskc compile FILE -o DIR --head-dim 64 --dtype fp16 --deterministic
+
+`maskc.compile(FILE)` compiles whatever a call needs, once, and keeps it in the cache.
+""",
 }

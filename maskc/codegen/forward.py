@@ -15,6 +15,11 @@ def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtyp
     return KernelSpec(head_dim=head_dim, dtype=dtype, out_dtype=out_dtype, form=form, **_TILES[head_dim])  # type: ignore[arg-type]
 
 
+def schedule_spec(form: MaskForm, head_dim: int) -> KernelSpec:
+    """The variant whose schedule serves every dtype of this form and head dim."""
+    return forward_spec(form, head_dim, "bf16")
+
+
 def forward_source(spec: KernelSpec) -> CudaSource:
     """attn_fwd.cu.j2 for this spec: one kernel named `spec.name`."""
     named = {b.name: b.index for b in forward_named(spec)}

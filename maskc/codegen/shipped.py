@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import get_args
 
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.nvrtc import OPTIONS
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import HEAD_DIMS, Dtype, MaskForm, OutDtype
@@ -31,12 +31,14 @@ FORMS: tuple[MaskForm, ...] = (
 
 def shipped() -> Iterator[tuple[str, CudaSource, tuple[str, ...]]]:
     """(name, rendered source, NVRTC options) of each variant."""
+    for form, head_dim in product(FORMS, HEAD_DIMS):
+        planned = schedule_spec(form, head_dim)
+        if planned.packed:
+            yield f"{planned}-schedule", schedule_source(planned), OPTIONS
     for form, head_dim, dtype in product(FORMS, HEAD_DIMS, get_args(Dtype)):
         for out in get_args(OutDtype):
             spec = forward_spec(form, head_dim, dtype, out)
             yield f"{spec}-{out}", forward_source(spec), OPTIONS
-            if spec.packed and out == "input":
-                yield f"{spec}-schedule", schedule_source(spec), OPTIONS
         for deterministic in (False, True):
             backward = select_backward(form, head_dim, dtype, deterministic=deterministic)
             yield str(backward), backward.source(), OPTIONS

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.nvrtc import Cubin, compile_cubin
 from maskc.codegen.spec import HEAD_DIMS, VECTORS, Dtype, KernelSpec, MaskForm
 from maskc.diagnostics import Diagnostic, MaskcError, error
@@ -172,7 +172,7 @@ def schedule(v: BoundaryVectors, head_dim: int) -> tuple[torch.Tensor, ...]:
     Valid for every call on the same vectors and head dim, of whatever dtype and head count, on streams that wait for
     the current one.
     """
-    return schedule_for(forward_spec(mask_form(v), head_dim, "bf16"), v)
+    return schedule_for(schedule_spec(mask_form(v), head_dim), v)
 
 
 def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ...]:

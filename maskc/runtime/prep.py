@@ -50,7 +50,9 @@ def why_not(compiled: CompiledMask, device: torch.device) -> Diagnostic | None:
         return Diagnostic("M606", f"{torch.cuda.get_device_name(device)} is no Hopper GPU (sm_90)")
     if compiled.program is None:
         return Diagnostic("M610", f"`{compiled.name}` was not lowered, so no kernel can compute its vectors")
-    if compiled in _ready:
+    if compiled.kernels is not None and all(k.name != "prep" for k in compiled.kernels.kernels):
+        return Diagnostic("M612", f"{compiled.kernels.folder} holds no kernel `prep`")
+    if compiled in _ready or compiled.kernels is not None:
         return None
     missing = nvrtc.missing()
     return None if missing is None else missing.diagnostics[0]

@@ -74,6 +74,10 @@ def run(
     if group is not None and _world_size(group) > 1:
         from maskc.runtime import context_parallel
 
+        if spec.compiled.kernels is not None and isinstance(q, Tensor) and q.is_cuda:
+            from maskc.runtime.loaded import refuse_group
+
+            refuse_group(spec.compiled.kernels)
         out, lse = cast(
             tuple[Tensor, Tensor],
             context_parallel.run(
@@ -101,6 +105,11 @@ def run(
         name = backend_for(q, backend)
         vectors = vectors_for(spec, q, k)
         check_backend(name, vectors, q, k, v, number)
+        if name == "hopper" and spec.compiled.kernels is not None:
+            from maskc.runtime.loaded import check_kernels
+
+            gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+            check_kernels(spec.compiled.kernels, vectors, q, gradients=gradients, deterministic=deterministic)
         schedule = () if name == "cpu" else spec.schedule(vectors, q.shape[3], ops.backend_module(name).schedule)
         out, lse = ops.attention(vectors, q, k, v, number, deterministic=deterministic, schedule=schedule)
     if packed:

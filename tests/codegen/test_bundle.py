@@ -23,8 +23,8 @@ def built(name: str) -> list[tuple[Kernel, Cubin]]:
     return [(kernel, kernel.compile())]
 
 
-def write(folder: Path, name: str = "doc_prefix") -> Path:
-    return write_bundle(folder, *suite()[name], built(name), "1.0")
+def write(folder: Path, name: str = "doc_prefix", version: str = "1.0") -> Path:
+    return write_bundle(folder, *suite()[name], built(name), version)
 
 
 def refusal(folder: Path) -> str:
