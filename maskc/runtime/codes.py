@@ -1,8 +1,23 @@
-"""Codes of distributed runs: the first line is the title, the rest the long text of `maskc explain`."""
+"""Codes of the Hopper backend (M52x) and of distributed runs (M7xx): the first line is the title, the rest the long text of `maskc explain`."""
 
 from __future__ import annotations
 
 CODES: dict[str, str] = {
+    "M520": """The Hopper backend was asked for tensors that are not on a GPU.
+`backend="hopper"` needs q, k and v on one CUDA device. `backend="auto"` follows the tensors.""",
+    "M521": """The GPU is not a Hopper one.
+The generated kernels use instructions of sm_90a (H100, H200) that no other GPU has. `backend="cpu"` runs anywhere.""",
+    "M522": """The kernels have no such dtype.
+q, k and v are all torch.bfloat16 or all torch.float16; a result may have their dtype or float32.""",
+    "M523": """The kernels have no such head dim.
+Head dims are 64, 128 and 256, the same for keys and values. Others can be padded with zeros to the next one: scores and
+the first columns of the output stay what they were, if the scale is kept at that of the unpadded size.""",
+    "M524": """The blocks of a block table are not multiples of the kernel's tile.
+A tile lies in one block of the table, so both block sizes are multiples of the tile: 128 rows, and 128 keys (64 at head
+dim 256).""",
+    "M525": """The scale is not a positive, finite number.
+The running maximum of the online softmax is kept over unscaled scores, which is only right for a positive scale. Fold a
+sign into q.""",
     "M701": """The number of ranks is missing or wrong.
 `maskc.plan` needs `world_size` (at least 1) or a process group; when both are given they must agree.""",
     "M702": """The chunks of a plan are not well formed.
