@@ -78,8 +78,8 @@ def forward(
                 top = new_top
             empty = top == -torch.inf
             mixed = mixed.div_(total.masked_fill(empty, 1.0)[..., None])
-            out[part.items, r0:r1] = mixed.view(-1, heads, r1 - r0, val.shape[3]).transpose(1, 2)
-            lse[part.items, :, r0:r1] = (top + total.log()).masked_fill_(empty, -torch.inf).view(-1, heads, r1 - r0)
+            out[part.items, r0:r1] = mixed.view(part.count, heads, r1 - r0, val.shape[3]).transpose(1, 2)
+            lse[part.items, :, r0:r1] = (top + total.log()).masked_fill_(empty, -torch.inf).view(part.count, heads, r1 - r0)
     return out, lse
 
 
@@ -127,9 +127,9 @@ def backward(
                 dscores = (douts @ value_tile.mT).sub_(delta).mul_(weights)
                 dqueries.baddbmm_(dscores, key_tile)
                 dkeys[:, tile.c0 : tile.c1].baddbmm_(dscores.mT, queries)
-            dq[part.items, r0:r1] = dqueries.mul_(scale).view(-1, heads, r1 - r0, q.shape[3]).transpose(1, 2)
-        dk[part.items] = dkeys.view(-1, kv_heads, k.shape[1], k.shape[3]).transpose(1, 2)
-        dv[part.items] = dvalues.view(-1, kv_heads, k.shape[1], val.shape[3]).transpose(1, 2)
+            dq[part.items, r0:r1] = dqueries.mul_(scale).view(part.count, heads, r1 - r0, q.shape[3]).transpose(1, 2)
+        dk[part.items] = dkeys.view(part.count, kv_heads, *dkeys.shape[1:]).transpose(1, 2)
+        dv[part.items] = dvalues.view(part.count, kv_heads, *dvalues.shape[1:]).transpose(1, 2)
     return dq, dk, dv
 
 
@@ -173,6 +173,10 @@ class _Part:
     kv_heads: int
     classes: list[list[int]]
 
+    @property
+    def count(self) -> int:
+        return int(self.items.stop - self.items.start)
+
     def row_tiles(self) -> Iterator[tuple[int, int, Iterator[_Tile]]]:
         """(first row, end row, live tiles) for each block of rows."""
         for i, classes in enumerate(self.classes):
@@ -199,8 +203,7 @@ class _Part:
             return None
         by_query_head = hidden.repeat_interleave(self.heads // self.v.heads, 1)
         by_kv_head = by_query_head.reshape(len(hidden), self.kv_heads, -1, hidden.shape[2]).all(2)
-        count = self.items.stop - self.items.start
-        return by_kv_head.expand(count, -1, -1).reshape(count * self.kv_heads, -1, 1)
+        return by_kv_head.expand(self.count, -1, -1).reshape(self.count * self.kv_heads, -1, 1)
 
 
 def _parts(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor) -> Iterator[_Part]:
