@@ -1,4 +1,4 @@
-"""Codes of the Hopper backend (M52x) and of distributed runs (M7xx): the first line is the title, the rest the long text of `maskc explain`."""
+"""Codes of the Hopper backend (M52x) and of distributed runs (M7xx): a title line, then the text of `maskc explain`."""
 
 from __future__ import annotations
 
