@@ -12,6 +12,7 @@ from torch import Tensor
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import MaskcError, error
+from maskc.handles import Handled
 from maskc.ir.nodes import MaskFn
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ Prepare = Callable[["BoundMask", int, int], BoundaryVectors]
 
 
 @dataclass(frozen=True, eq=False)
-class BoundMask:
+class BoundMask(Handled):
     """A compiled mask with the data of one batch. Made by `CompiledMask.bind`; `maskc.run` takes it.
 
     nq, nk: sizes where they were given or follow from an input of that length, else None (then `run` decides). batch,

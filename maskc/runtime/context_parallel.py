@@ -69,9 +69,15 @@ def run(
         MaskcError: on every rank when one rank's call is wrong or differs (M708), before anything else is sent; M709 on
             the survivors when a peer is lost, within the timeout of the group.
     """
+    if torch.compiler.is_compiling():
+        from maskc.runtime import context_ops
+
+        out, lse = context_ops.attention(spec, q, k, v, group, plan, strategy, scale_of(q, scale), deterministic, backend)
+        return (out, lse) if return_lse else out
     peer = Peer.of(group)
-    plan = plan if plan is not None else _contiguous_plan(spec, q, k, peer)
-    call = _agreed_call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
+    plan = plan if plan is not None else contiguous_plan(spec, q, k, peer)
+    recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    call = agreed_call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend, recording)
     out, lse = _ContextAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
 
@@ -95,7 +101,7 @@ def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor) -> C
 # ---------------------------------------------------------------- before the first byte
 
 
-def _agreed_call(
+def agreed_call(
     spec: Spec,
     q: Tensor,
     k: Tensor,
@@ -106,6 +112,7 @@ def _agreed_call(
     scale: float | None,
     deterministic: bool,
     backend: str,
+    recording: bool,
 ) -> Call:
     """The call, checked here and compared with the other ranks the first time it is made in this group.
 
@@ -114,7 +121,7 @@ def _agreed_call(
     call, failure = None, None
     try:
         call = _call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
-        fields = _fields(call, q, k, v)
+        fields = _fields(call, q, k, v, recording)
         seen = _agreed.setdefault(_process_group(peer), {})
         if (key := tuple(fields.values())) in seen:
             return call
@@ -192,7 +199,7 @@ def _check_local_calls(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
             check_backend(call.backend, local, q, keys, values, call.scale)
 
 
-def _fields(call: Call, q: Tensor, k: Tensor, v: Tensor) -> dict[str, object]:
+def _fields(call: Call, q: Tensor, k: Tensor, v: Tensor, recording: bool) -> dict[str, object]:
     """What all ranks must have in common."""
     plan = call.plan
     values: tuple[object, ...] = (
@@ -212,7 +219,7 @@ def _fields(call: Call, q: Tensor, k: Tensor, v: Tensor) -> dict[str, object]:
         call.scale,
         call.backend,
         call.deterministic,
-        torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)),
+        recording,
     )
     return dict(zip(FIELDS, values, strict=True))
 
@@ -247,7 +254,7 @@ def _process_group(peer: Peer) -> Any:
 _unplanned: WeakKeyDictionary[Any, dict[tuple[object, ...], AttentionPlan]] = WeakKeyDictionary()
 
 
-def _contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPlan:
+def contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPlan:
     """The plan of the contiguous equal split; where the mask does not know its size, ranks add up their rows once."""
     if isinstance(spec, BoundaryVectors):
         return _contiguous(spec, peer.world, spec.nq, spec.nk)

@@ -18,6 +18,7 @@ import torch
 
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
+from maskc.handles import Handled
 from maskc.runtime import layout as layouts
 from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance
 from maskc.runtime.layout import Layout, Range
@@ -56,7 +57,7 @@ class MaskPart:
 
 
 @dataclass(frozen=True, eq=True)
-class AttentionPlan(DataContract):
+class AttentionPlan(Handled, DataContract):
     """Chunks, owners, workloads, bounds and transfers of one batch; see the module and `DataContract` for its methods.
 
     rows, keys: layouts of the query rows and of the key columns (the same object's data where nq == nk).
