@@ -371,4 +371,9 @@ name of the file, or by none.
 
 A constant, `let` or imported name that nothing in the file uses, perhaps a leftover or a condition that was forgotten.
 """,
+    "W102": """Window with one side
+
+The mask bounds how far back a row sees and nothing else, so every row sees the whole future. A causal window is
+`k <= q < k + window`, a symmetric one `abs(q - k) <= window`.
+""",
 }

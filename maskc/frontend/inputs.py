@@ -113,7 +113,7 @@ def parents_first(decls: list[ir.InputDecl]) -> tuple[ir.InputDecl, ...]:
         if d.name in ordered:
             return
         for above in (d.within, d.per):
-            if above in by_name:
+            if above in by_name and by_name[above].is_set:  # an input may be called `key`
                 visit(by_name[above])
         ordered[d.name] = d
 

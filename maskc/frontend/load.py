@@ -159,7 +159,7 @@ def _read(path: str, folder: Path, span: Span | None) -> str:
         return files("maskc").joinpath("std", f"{name}.mask").read_text("utf-8")
     where = folder / path
     try:
-        return where.read_text("utf-8")
+        return where.read_text("utf-8-sig")
     except UnicodeDecodeError as e:
         raise error(code, f"cannot read {where}: it is not UTF-8 text (byte {e.start})", span) from None
     except (OSError, ValueError) as e:

@@ -93,7 +93,7 @@ def _bad_character(source: SourceFile, pos: int) -> Diagnostic:
         if source.text.startswith(text, pos):
             return Diagnostic("M001", f"unexpected `{text}`", _at(source, pos, len(text)), hint)
     shown = f"`{char}`" if char.isprintable() else f"character U+{ord(char):04X}"
-    return Diagnostic("M001", f"unexpected {shown}", _at(source, pos, 1), "names are made of letters, digits and `_`")
+    return Diagnostic("M001", f"unexpected {shown}", _at(source, pos, 1), "names are made of the letters a-z, digits and `_`")
 
 
 def _early_end(source: SourceFile, start: int, end: int, expected: frozenset[str]) -> tuple[Diagnostic, bool]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from maskc.diagnostics import Diagnostic, Span
-from maskc.frontend import ast, build, facts, inputs
+from maskc.frontend import ast, build, facts, inputs, lints
 from maskc.frontend.expressions import Typer
 from maskc.frontend.parser import Parsed
 from maskc.frontend.scope import Macro
@@ -273,6 +273,8 @@ class Checker:
             value = self.lookup(d.name.text)
             if not isinstance(value, Truth):
                 continue
+            if (lint := lints.one_sided_window(value.pred)) is not None:
+                self.session.report(lint)
             crosses = self._crosses(value.pred, by_name, two_sided)
             used = self._reach([d.name.text])
             has_set = any(by_name[n].is_set for file, n in used if n in file.inputs and n in by_name)

@@ -103,6 +103,11 @@ def test_parents_come_before_children() -> None:
     assert [d.name for d in parse_text(text).masks[0].inputs] == ["doc", "part", "p"]
 
 
+def test_inputs_may_be_called_like_axes() -> None:
+    fn = parse_text("input key : int per key\ninput head : int\nmask m = key[k] <= q + head").masks[0]
+    assert [d.name for d in fn.inputs] == ["key", "head"]
+
+
 @pytest.mark.parametrize(
     ("text", "square"),
     [
@@ -222,6 +227,11 @@ def test_errors_of_a_used_file_point_into_it(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- files
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(folder: Path) -> None:
+    (folder / "w.mask").write_bytes(b"\xef\xbb\xbfconst A = 3\r\nmask m = k <= q + A\r\n")
+    assert parse_file(folder / "w.mask").pick().body == body("mask m = k <= q + 3")
 
 
 def test_picking_a_mask() -> None:

@@ -199,6 +199,25 @@ def test_unused_definitions_are_warnings() -> None:
     assert [(w.code, w.span.text if w.span else "") for w in file.warnings] == [("W101", "A"), ("W101", "b"), ("W101", "c")]
 
 
+@pytest.mark.parametrize(
+    ("text", "guilty"),
+    [
+        ("input w : int\nmask m = q - k <= w", "q - k <= w"),
+        ("input w : int\nmask m = q < k + w and k >= 3", "q < k + w"),
+        ("input w : int\nmask m = k + w > q", "k + w > q"),
+        ("input w : int\nmask m = k <= q < k + w", None),
+        ("input w : int\nmask m = abs(q - k) <= w", None),
+        ("input w : int\nmask m = k - q <= w", None),
+        ("input w : int\ninput doc : segments\nmask m = q < k + w and same(doc)", None),
+        ("input e : int per key\nmask m = q < e[k]", None),
+        ("mask m = q < 2 * k", None),
+    ],
+)
+def test_one_sided_windows_are_warned_about(text: str, guilty: str | None) -> None:
+    found = [(w.code, w.span.text if w.span else "") for w in parse_text(text).warnings]
+    assert found == ([("W102", guilty)] if guilty else [])
+
+
 def test_a_file_of_lets_is_a_library() -> None:
     file = parse_text("input doc : segments\nlet inside = same(doc)\nconst A = 3")
     assert file.masks == ()
