@@ -1,18 +1,28 @@
-"""The preparation kernel on a GPU: the vectors and block tables that torch makes of the same inputs, bit by bit."""
+"""The preparation kernel on a GPU: the vectors and block tables that torch makes of the same inputs, bit by bit.
+
+And a mask that was loaded with its kernels, where NVRTC is out of reach.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 import maskc
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.bundle import write_bundle
+from maskc.codegen.kernels import KERNELS, Request, compile_all
 from maskc.runtime import prep
 from maskc.tiles import BlockMinMax, block_minmax
 from tests.gpu.inputs import NAMES, suite_mask
@@ -25,6 +35,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         *((f"prep/{name}", partial(_suite, name)) for name in NAMES),
         ("prep/block-tables", _tables),
         ("prep/graph-capture", _capture),
+        ("load/without-nvrtc", _loaded),
     ]
 
 
@@ -68,6 +79,48 @@ def _capture() -> str:
     inputs.vectors["prefix"].copy_(other.inputs.vectors["prefix"])
     graph.replay()
     return differences(made.vectors, other.vectors(n, n))
+
+
+_CHILD = """
+import sys
+sys.modules["cuda.bindings.nvrtc"] = None
+import torch, maskc
+from tests.gpu.special_prep import attend
+torch.save(attend(maskc.load(sys.argv[1])), sys.argv[2])
+"""
+
+
+def _loaded() -> str:
+    """Kernels of a folder give, without NVRTC and with an empty cache, the bits that compiling them gives."""
+    mask = maskc.compile("std:doc_prefix")
+    request = Request(mask.fn, mask.program, deterministic=True)
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = [kernel for render in KERNELS.values() for kernel in render(request)]
+        built = list(zip(kernels, compile_all(kernels), strict=True))
+        write_bundle(Path(folder), mask.fn, mask.program, built, maskc.__version__)
+        result = Path(folder, "result.pt")
+        environment = {**os.environ, "MASKC_CACHE_DIR": str(Path(folder, "cache"))}
+        command = [sys.executable, "-c", _CHILD, folder, str(result)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done.stderr[-300:]
+        found = torch.load(result)
+    for name, wanted in attend(mask).items():
+        if not torch.equal(found[name], wanted):
+            return f"{name} differs"
+    return ""
+
+
+def attend(mask: maskc.CompiledMask) -> dict[str, torch.Tensor]:
+    """Output and gradients of one call whose inputs, and so whose vectors, are made on the GPU."""
+    gen = torch.Generator("cuda").manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 1000, 4, 128, generator=gen, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    lengths = torch.tensor([300, 1, 699], device="cuda")
+    bound = mask.bind(doc=maskc.segments(lengths=lengths), prefix=torch.tensor([10, 0, 200], device="cuda"))
+    out = maskc.run(bound, q, k, v, deterministic=True)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    return dict(zip(("out", "dq", "dk", "dv"), (x.detach().cpu() for x in (out, *grads)), strict=True))
 
 
 def _documents(seed: int = 1) -> tuple[maskc.BoundMask, int]:
