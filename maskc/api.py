@@ -96,7 +96,7 @@ def run(
     from maskc.runtime.run import run as run_bound
 
     if isinstance(spec, str | Path):
-        spec = compile_target(spec)
+        spec = _announced(targets.load(spec), strict=False)
     if isinstance(spec, CompiledMask):
         check_keywords(inputs, [d.name for d in spec.fn.inputs])
         spec = spec.bind(**inputs)  # type: ignore[arg-type]
