@@ -22,6 +22,7 @@ from maskc.runtime import ops
 from tests.gpu.cases import Case
 from tests.gpu.inputs import random_vectors, suite_mask
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the suite checks itself on the CPU backend
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ROWS = 2048  # rows of the dense reference at a time
 Tensors = dict[str, torch.Tensor]
@@ -71,8 +72,8 @@ def _bind(case: Case, rng: random.Random) -> tuple[BoundaryVectors, Callable[...
     kind, name = case.mask.split(":")
     if kind == "form":
         batch = case.batch if rng.random() < 0.7 else 1
-        vectors = random_vectors(name, case.nq, case.nk, batch, case.mask_heads, case.seed, "cuda")
-        return vectors, lambda q, k, v: ops.attention(vectors, q, k, v, case.head_dim**-0.5, case.deterministic)
+        vectors = random_vectors(name, case.nq, case.nk, batch, case.mask_heads, case.seed, DEVICE)
+        return vectors, lambda q, k, v: ops.attention(vectors, q, k, v, case.head_dim**-0.5, deterministic=case.deterministic)
     if kind == "suite":
         made = suite_mask(name, case.nq, case.nk, rng)
         if made is None:
@@ -84,13 +85,13 @@ def _bind(case: Case, rng: random.Random) -> tuple[BoundaryVectors, Callable[...
             return None
         bench = mask_case(name, case.nq, heads=case.mask_heads)
         compiled, inputs = maskc.compile(bench.mask), dict(bench.inputs)
-    on_device = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+    on_device = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
     spec = compiled.bind(nq=case.nq, nk=case.nk, **on_device)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        return maskc.run(spec, q, k, v, return_lse=True, deterministic=case.deterministic, backend="hopper")
+        return maskc.run(spec, q, k, v, return_lse=True, deterministic=case.deterministic)
 
-    return spec.vectors(device=torch.device("cuda")), attend
+    return spec.vectors(device=torch.device(DEVICE)), attend
 
 
 def _operands(case: Case) -> Tensors:
@@ -99,14 +100,14 @@ def _operands(case: Case) -> Tensors:
 
     def make(n: int, heads: int) -> torch.Tensor:
         wide = case.head_dim * (3 if case.strided else 1)
-        x = torch.randn(case.batch, n, heads, wide, device="cuda", dtype=dtype)
+        x = torch.randn(case.batch, n, heads, wide, device=DEVICE, dtype=dtype)
         return x[..., case.head_dim : 2 * case.head_dim] if case.strided else x
 
     q, k, v = make(case.nq, case.heads), make(case.nk, case.kv_heads), make(case.nk, case.kv_heads)
-    dout = torch.randn(case.batch, case.nq, case.heads, case.head_dim, device="cuda", dtype=dtype)
+    dout = torch.randn(case.batch, case.nq, case.heads, case.head_dim, device=DEVICE, dtype=dtype)
     if case.strided and case.seed % 3 == 0:
         dout = dout[:, :1, :1].expand(-1, case.nq, case.heads, -1)
-    dlse = torch.randn(case.batch, case.heads, case.nq, device="cuda")
+    dlse = torch.randn(case.batch, case.heads, case.nq, device=DEVICE)
     return {"q": q, "k": k, "v": v, "dout": dout, "dlse": dlse if case.lse_grad else torch.zeros_like(dlse)}
 
 
@@ -125,13 +126,13 @@ def _call(case: Case, attend: Callable[..., Any], call: Tensors) -> Tensors:
 
 def masked_rows(v: BoundaryVectors, item: int, head: int, r0: int, r1: int) -> torch.Tensor:
     """Dense bool [r1 - r0, nk] of one batch item and mask head."""
-    q = torch.arange(r0, r1, device="cuda")[:, None]
-    key = torch.arange(v.nk, device="cuda")[None, :]
+    q = torch.arange(r0, r1, device=DEVICE)[:, None]
+    key = torch.arange(v.nk, device=DEVICE)[None, :]
 
     def row(t: torch.Tensor) -> torch.Tensor:
         return t[item % t.shape[0], head % t.shape[1]][None, :]
 
-    out = q < key if v.causal else torch.zeros(r1 - r0, v.nk, dtype=torch.bool, device="cuda")
+    out = q < key if v.causal else torch.zeros(r1 - r0, v.nk, dtype=torch.bool, device=DEVICE)
     if v.diag is not None:
         out = out | (q < row(v.diag))
     if v.lts is not None:
@@ -151,10 +152,10 @@ def reference(v: BoundaryVectors, call: Tensors, dtype: str) -> dict[str, Tensor
     batch, nq, heads, dim = q.shape
     kv_heads = k.shape[2]
     scale = dim**-0.5
-    exact = {n: torch.zeros(s, dtype=torch.float64, device="cuda") for n, s in _shapes(call).items()}
-    naive = {n: torch.zeros(s, dtype=torch.float32, device="cuda") for n, s in _shapes(call).items()}
-    sees = torch.zeros(batch, heads, nq, dtype=torch.bool, device="cuda")
-    seen = torch.zeros(batch, kv_heads, v.nk, dtype=torch.bool, device="cuda")
+    exact = {n: torch.zeros(s, dtype=torch.float64, device=DEVICE) for n, s in _shapes(call).items()}
+    naive = {n: torch.zeros(s, dtype=torch.float32, device=DEVICE) for n, s in _shapes(call).items()}
+    sees = torch.zeros(batch, heads, nq, dtype=torch.bool, device=DEVICE)
+    seen = torch.zeros(batch, kv_heads, v.nk, dtype=torch.bool, device=DEVICE)
     for b in range(batch):
         for h in range(heads):
             g = h // (heads // kv_heads)
