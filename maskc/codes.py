@@ -91,7 +91,14 @@ def explain_code(code: str) -> str:
         raise error(
             "M545", f"no code {code!r}", None, f"did you mean {near[0]}?" if near else "`maskc explain M301` explains M301"
         )
-    return f"{wanted}: {codes[wanted]}"
+    title, body = entry(codes[wanted])
+    return f"{wanted}: {title}\n\n{body}"
+
+
+def entry(text: str) -> tuple[str, str]:
+    """(title, text) of one explanation."""
+    title, _, body = text.strip().partition("\n")
+    return title.rstrip("."), body.strip()
 
 
 def errors_page() -> str:
@@ -108,6 +115,6 @@ def errors_page() -> str:
         if members:
             out += [f"## {prefix}: {title}" if prefix == "W" else f"## {prefix}xx: {title}", ""]
         for code, text in members.items():
-            headline, _, body = text.strip().partition("\n")
-            out += [f"### {code}: {headline}", "", body.strip(), ""]
+            title, body = entry(text)
+            out += [f"### {code}: {title}", "", body, ""]
     return "\n".join(out)

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from maskc.diagnostics import MaskcError
-from maskc.targets import load_text
+from maskc.frontend import parse_text
+from maskc.targets import compile_fn
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,6 +100,12 @@ class Folder:
             (self.path / named[1]).write_text(block.text[named.end() :], encoding="utf-8")
         if block.info == "mask refused":
             with pytest.raises(MaskcError):
-                load_text(block.text)
+                _prove(block)
         else:
-            load_text(block.text)
+            _prove(block)
+
+
+def _prove(block: Block) -> None:
+    file = parse_text(block.text, str(block))
+    for fn in file.masks:
+        compile_fn(fn)

@@ -8,8 +8,8 @@ struct MaskInputs {
   Vector prefix_;
 };
 
-MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int k_) {
-  const idx nq = in.nq, nk = in.nk, k = k_;
+MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {
+  const idx nq = in.nq, k = key;
   const Found doc_at_k = find(in.doc_, b, k);
   if (doc_at_k.i >= 0) {
     const Read prefix_at_k = read(in.prefix_, b, h, doc_at_k.i);
