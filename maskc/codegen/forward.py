@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from maskc.codegen.render import CudaSource, render
 from maskc.codegen.roles import forward_barriers, forward_named, forward_roles
 from maskc.codegen.spec import TAGS, Dtype, KernelSpec, MaskForm, OutDtype
@@ -10,6 +12,7 @@ from maskc.codegen.spec import TAGS, Dtype, KernelSpec, MaskForm, OutDtype
 _TILES: dict[int, dict[str, int]] = {64: {}, 128: {}, 256: {"block_kv": 64, "q_slots": 1}}
 
 
+@cache
 def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtype = "input") -> KernelSpec:
     """The variant that runs a mask of this form."""
     return KernelSpec(head_dim=head_dim, dtype=dtype, out_dtype=out_dtype, form=form, **_TILES[head_dim])  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -116,9 +116,9 @@ class _ForwardParams(ctypes.Structure):
 _TABLES = ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")
 
 
-def _offsets(spec: KernelSpec, v: BoundaryVectors) -> dict[str, int]:
+@lru_cache(maxsize=256)
+def _offsets(spec: KernelSpec, masks: int, q_blocks: int, kv_blocks: int) -> dict[str, int]:
     """Where the tables of a mask batch lie in the one tensor that holds them, and its "size", in bytes."""
-    masks, q_blocks, kv_blocks = _geometry(spec, v)
     rows, columns = masks * q_blocks, masks * kv_blocks
     with_runs = rows if spec.queue == "schedule" else 0
     sizes = (
@@ -183,7 +183,7 @@ def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ..
     vectors = [getattr(v, name) for name in spec.form.vectors]
     device = vectors[0].device if vectors or v.blocks is None else v.blocks.keep.device
     masks, q_blocks, kv_blocks = _geometry(spec, v)
-    offsets = _offsets(spec, v)
+    offsets = _offsets(spec, masks, q_blocks, kv_blocks)
     storage = torch.empty(offsets["size"], dtype=torch.uint8, device=device)
     base = storage.data_ptr()
     params = _ScheduleParams(_mask_tables(spec, v, offsets, base))
@@ -266,8 +266,8 @@ def forward_with(
     v = _dense_table(v)
     if schedule is None:
         schedule = schedule_for(spec, v)
-    _, q_blocks, _ = _geometry(spec, v)
-    offsets = _offsets(spec, v)
+    masks, q_blocks, kv_blocks = _geometry(spec, v)
+    offsets = _offsets(spec, masks, q_blocks, kv_blocks)
     base = schedule[0].data_ptr() if schedule else 0
     params = _ForwardParams(_mask_tables(spec, v, offsets, base))
     for name in ("packs", "runs", "run_counts", "order", "giants"):
