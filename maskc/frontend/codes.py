@@ -322,8 +322,8 @@ Right:
 """,
     "M121": """Fact that cannot be checked element by element
 
-`where` and `assume` are checked in one pass when data are bound. A fact speaks of rows or of keys or of whole segments,
-never of pairs of them.
+`where` and `assume` are checked in one pass when data are bound. A fact speaks of rows, of keys, of heads or of whole
+segments, never of pairs of them.
 
 Wrong:
     input evict : int per key where evict[k] > q

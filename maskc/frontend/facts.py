@@ -13,30 +13,31 @@ from maskc.ir import nodes as ir
 def check_elementwise(fact: ir.Pred, span: Span, session: Session) -> bool:
     """Facts are checked when data are bound, element by element in O(n)."""
     found = build.sides(fact)
-    if {"q", "k"} <= found:
-        text = "a fact may not relate rows with keys: it is checked element by element"
-        session.report(Diagnostic("M121", text, span, "state it about `q` alone or about `k` alone"))
-        return False
-    if "item" in found and found & {"q", "k", "h"}:
+    if len(found) <= 1:
+        return True
+    if "item" in found:
         text = "a fact is either about whole segments or about tokens, not about both"
         session.report(Diagnostic("M121", text, span, "leave out the index, as in `0 <= prefix <= doc.len`"))
-        return False
-    return True
+    else:
+        text = "a fact may not relate rows, keys and heads with each other: it is checked element by element"
+        session.report(Diagnostic("M121", text, span, "state it about `q` alone, `k` alone or `h` alone"))
+    return False
 
 
-def _atoms(facts: Iterable[ir.Pred]) -> Iterator[ir.Compare]:
-    """The comparisons that hold whenever all facts hold."""
+def _conjuncts(facts: Iterable[ir.Pred]) -> Iterator[ir.Pred]:
     for fact in facts:
         if isinstance(fact, ir.And):
-            yield from _atoms(fact.terms)
-        elif isinstance(fact, ir.Compare):
+            yield from _conjuncts(fact.terms)
+        else:
             yield fact
 
 
 def at_least_one(facts: Iterable[ir.Pred]) -> frozenset[str]:
     """The scalar inputs that the facts bound below by 1 or more."""
     found: set[str] = set()
-    for c in _atoms(facts):
+    for c in _conjuncts(facts):
+        if not isinstance(c, ir.Compare):
+            continue
         match c.op, c.a, c.b:
             case (">=" | "==", ir.Scalar(name), ir.Const(low)) | ("<=" | "==", ir.Const(low), ir.Scalar(name)) if low >= 1:
                 found.add(name)
@@ -55,14 +56,10 @@ def two_sided(inputs: Iterable[ir.InputDecl], facts: Iterable[ir.Pred]) -> bool:
     """
     if {"row", "key"} <= {d.per for d in inputs}:
         return True
-    both = {"nq", "nk"}
-    relations = [f for f in facts if both <= {n.name for n in build.walk(f) if isinstance(n, ir.Size)}]
-    equal = [
-        f
-        for f in relations
-        if isinstance(f, ir.Compare) and f.op == "==" and isinstance(f.a, ir.Size) and isinstance(f.b, ir.Size)
-    ]
-    return len(relations) > len(equal)
+    both = {ir.Size("nq"), ir.Size("nk")}
+    relations = [c for c in _conjuncts(facts) if both <= {n for n in build.walk(c) if isinstance(n, ir.Size)}]
+    equalities = [c for c in relations if isinstance(c, ir.Compare) and c.op == "==" and {c.a, c.b} == both]
+    return len(relations) > len(equalities)
 
 
 def inputs_of(node: build.Node) -> frozenset[str]:

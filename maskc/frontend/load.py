@@ -102,6 +102,7 @@ class _Loader:
         )
         if errors:
             raise MaskcError(errors)
+        assert len(masks) == sum(isinstance(d, ast.Mask) for d in root.module.decls), "a mask was lost without an error"
         warnings = tuple(w for w in self._session.warnings if w.span is not None and w.span.source is source)
         return TypedFile(source.path, masks, warnings)
 

@@ -96,7 +96,7 @@ def _chunks(text: str) -> list[tuple[int, int]]:
 
 
 def _declared_names(chunk: str) -> set[str]:
-    head = re.sub(r"#[^\n]*", "", chunk).split("from" if chunk.startswith("use") else "=")[0]
+    head = re.split(r"\bfrom\b" if chunk.startswith("use") else "=", re.sub(r"#[^\n]*", "", chunk))[0]
     words = re.findall(r"[A-Za-z_]\w*", head)
     return set(words[1:] if chunk.startswith("use") else words[1:2])
 

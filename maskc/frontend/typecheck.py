@@ -8,7 +8,7 @@ whether a mask can be lowered or proved.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.diagnostics import Diagnostic, Span
 from maskc.frontend import ast, build, facts, inputs, lints
@@ -225,13 +225,14 @@ class Checker:
     def _declare_inputs(self) -> None:
         nodes = {n: d for n, d in self._entities.items() if isinstance(d, ast.Input)}
         sets = {n: d for n, d in nodes.items() if d.type.kind in ("segments", "spans")}
-        for name, d in nodes.items():
+        for name, d in sorted(nodes.items(), key=lambda item: item[1].type.block is not None):  # sizes may name inputs
             decl = inputs.declare(d, self, sets)
             if decl is None:
                 self._broken.add(name)
             else:
                 self.inputs[name] = decl
-        for name in list(self.inputs):
+        self.inputs = {name: self.inputs[name] for name in nodes if name in self.inputs}
+        for name in self.inputs:
             self.inputs[name] = inputs.complete(nodes[name], self.inputs[name], self)
 
     def _assume(self, d: ast.Assume) -> None:
@@ -263,28 +264,31 @@ class Checker:
         checks = tuple(c for d in self.module.decls if isinstance(d, ast.Check) if (c := self._check(d)) is not None)
         all_inputs, assumes = self._with_imports()
         self._report_unused()
-        by_name = {d.name: d for d in all_inputs}
-        every_fact = [*assumes, *(w for d in all_inputs for w in d.where)]
-        two_sided = facts.two_sided(all_inputs, every_fact)
-        made: list[ir.MaskFn] = []
-        for d in self.module.decls:
-            if not isinstance(d, ast.Mask) or self._entities.get(d.name.text) is not d:
-                continue
-            value = self.lookup(d.name.text)
-            if not isinstance(value, Truth):
-                continue
-            if (lint := lints.one_sided_window(value.pred)) is not None:
-                self.session.report(lint)
-            crosses = self._crosses(value.pred, by_name, two_sided)
-            used = self._reach([d.name.text])
-            has_set = any(by_name[n].is_set for file, n in used if n in file.inputs and n in by_name)
-            tables = tuple(dict.fromkeys(name for name, _ in value.tables))
-            square = not two_sided and (has_set or crosses)
-            source = self.module.source
-            made.append(
-                ir.MaskFn(d.name.text, all_inputs, value.pred, tuple(assumes), tables, checks, square, source, span=d.name.span)
-            )
-        return tuple(made)
+        common = ir.MaskFn("", all_inputs, ir.BoolConst(True), tuple(assumes), (), checks, source=self.module.source)
+        return tuple(
+            self._mask_fn(d.name, value, common)
+            for d in self.module.decls
+            if isinstance(d, ast.Mask) and self._entities.get(d.name.text) is d
+            if isinstance(value := self.lookup(d.name.text), Truth)
+        )
+
+    def _mask_fn(self, name: ast.Name, value: Truth, common: ir.MaskFn) -> ir.MaskFn:
+        """One mask, on top of what all masks of the file have in common."""
+        by_name = {d.name: d for d in common.inputs}
+        two_sided = facts.two_sided(common.inputs, [*common.assumes, *(w for d in common.inputs for w in d.where)])
+        if (lint := lints.one_sided_window(value.pred)) is not None:
+            self.session.report(lint)
+        crosses = self._crosses(value.pred, by_name, two_sided)
+        used = {n for file, n in self._reach([name.text]) if n in file.inputs}
+        has_set = any(by_name[n].is_set for n in used if n in by_name)
+        return replace(
+            common,
+            name=name.text,
+            body=value.pred,
+            tables=tuple(dict.fromkeys(table for table, _ in value.tables)),
+            square=not two_sided and (has_set or crosses),
+            span=name.span,
+        )
 
     def _check_unapplied(self, d: ast.Let) -> None:
         """What is wrong in a `let` with parameters whatever its arguments are."""

@@ -117,6 +117,7 @@ def test_inputs_may_be_called_like_axes() -> None:
         ("input doc : segments\ninput e : int per key where e[k] <= doc.end[k]\nmask m = q < e[k]", True),
         ("input doc : segments\nassume nq <= nk\nmask m = same(doc)", False),
         ("input doc : segments\nassume nq == nk\nmask m = same(doc)", True),
+        ("input doc : segments\ninput n : int\nassume nq == nk == n\nmask m = same(doc) and k < n", True),
         ("input a : int per key\nmask m = a[q] == a[k]", True),
         ("input a : sorted int per row\nmask m = a[q] == a[k]", True),
         ("input a : sorted int per row\ninput b : int per key\nmask m = a[q] == b[k]", False),

@@ -6,7 +6,7 @@ import pytest
 
 from maskc.diagnostics import MaskcError
 from maskc.frontend import parse_text
-from tests.frontend.marked import assert_errors
+from tests.frontend.marked import assert_errors, errors_of
 
 DOC = "input doc : segments\n"
 TWO = "input doc : segments\ninput image : spans within doc\n"
@@ -104,6 +104,7 @@ ONE = [
     ("const A = 2000000000\nconst B = «A + A»\nmask m = k <= B", "M112", ""),
     ("input keep : bool per block(«0», 128)\nmask m = keep[q // 1, k // 128]", "M112", ""),
     ("input w : int = «nq»\nmask m = k <= w", "M112", ""),
+    ("const B = «x»\ninput t : bool per block(B, 9)\ninput x : int\nmask m = k < x and t[q // 9, k // 9]", "M112", ""),
     # M113 divisors
     ("input b : int\nmask m = q // «b» >= k // b", "M113", "where b >= 1"),
     ("input b : int where b >= 0\nmask m = q % «b» >= k", "M113", "where b >= 1"),
@@ -144,6 +145,7 @@ ONE = [
     ("input e : int per key where «e[k] > q»\nmask m = k <= q < e[k]", "M121", ""),
     (DOC + "assume «same(doc)»\nmask m = same(doc)", "M121", ""),
     (DOC + "input p : int per doc where «p <= doc.end[k]»\nmask m = same(doc) and k < p[k]", "M121", "doc.len"),
+    ("input e : int per key\ninput c : int per head where «c <= e[k]»\nmask m = k <= q < e[k] + c[h]", "M121", ""),
     # M122 rows and keys
     ("input a : sorted int per row\ninput b : int per key\nmask m = a[q] == b[k] and «b[q]» > 0", "M122", "per row"),
     ("input a : sorted int per row\ninput b : int per key\nmask m = «a[k]» == b[k]", "M122", "per key"),
@@ -172,6 +174,22 @@ def test_an_error_in_a_let_is_reported_once() -> None:
 def test_an_error_that_depends_on_arguments_says_where_it_was_used() -> None:
     (error,) = assert_errors(parse_text, "let next(t) = «t + k»\nmask a = next(1) <= q\nmask b = next(q) <= 3", "M108")
     assert ("used by", "`next(q)` at <text>:3:10") in error.notes
+
+
+@pytest.mark.parametrize(
+    "nested", ["({})", "not {}", "(if q < 3 then {} else k < q)", "f({})", "(k < q or {})", "({} and q < k)"]
+)
+def test_the_deepest_legal_nesting(nested: str) -> None:
+    """Just below the limits nothing overflows; above them there is a coded error."""
+    codes = set()
+    for depth in range(30, 110):
+        text = "q <= k"
+        for _ in range(depth):
+            text = nested.format(text)
+        found = {d.code for d in errors_of(parse_text, f"let f(t) = t or k < q\nmask m = {text}\nmask n = f(k < q)")}
+        assert found <= {"M007", "M125"}
+        codes |= found
+    assert "M007" in codes
 
 
 def test_reserved_call_keywords_are_free_for_lets_and_masks() -> None:
