@@ -10,11 +10,11 @@ Arithmetic is exact: 64-bit, and a mask whose values could leave 64 bits is refu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from maskc.diagnostics import error
+from maskc.codegen.ranges import INT32_MAX, Range, check_fits_int64, magnitude
 from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree, Vector
 from maskc.ir.nodes import (
     Add,
@@ -55,9 +55,6 @@ from maskc.ir.nodes import (
     StartOf,
 )
 from maskc.ir.traverse import Node, walk
-
-_INT32_MAX = 2**31 - 1
-_LIMIT = 2**63 - 2**32  # so that a lookup of the value plus one is exact too
 
 # Nodes whose value comes from memory, or differs between mask heads.
 _DATA = Field | SegAttr | StartOf | SetEnd | EdgeStart | EdgeEnd | FirstRow | Head | BoolField | InSet | InEdge
@@ -119,12 +116,12 @@ class ClosedForm:
                 case _:
                     return 0, nk  # a column
 
-        return all(magnitude(e, known) <= _INT32_MAX for e in self.bounds)
+        return all(magnitude(e, known) <= INT32_MAX for e in self.bounds)
 
 
 def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
     """The per-column text of a lowered mask. Raises M609 where an expression may leave 64 bits."""
-    _check_magnitudes(program)
+    check_fits_int64(_expressions(program.tree))
     slots = tuple(_slot(d) for d in fn.inputs if d.name in _names(fn, program))
     members = "".join(f"  {s.type} {s.name}_;\n" for s in slots)
     body = _Emitter(fn, closed=False).function(program)
@@ -139,7 +136,7 @@ def closed_form(fn: MaskFn, program: IntervalProgram) -> ClosedForm | None:
     """The closed form of a mask whose bounds read nothing but sizes and scalars; None for every other mask."""
     if any(isinstance(node, _DATA) for node in _nodes(program.tree)):
         return None
-    _check_magnitudes(program)
+    check_fits_int64(_expressions(program.tree))
     scalars = tuple(d.name for d in fn.inputs if d.name in _names(fn, program))
     members = "".join(f"  int {name}_;\n" for name in scalars)
     body = _Emitter(fn, closed=True).function(program)
@@ -204,66 +201,6 @@ def _slot(decl: InputDecl) -> Slot:
             raise AssertionError(f"a block table stands in no column: {decl.name}")
         case _:
             assert_never(decl.kind)
-
-
-# ---------------------------------------------------------------- sizes of values
-
-
-Range = tuple[int, int]
-
-
-def value_range(e: Expr, leaf: Callable[[Expr], Range]) -> Range:
-    """The least and the greatest value that `e` may have, where `leaf` says so of whatever is read, not computed."""
-    match e:
-        case Const(value=value):
-            return value, value
-        case Add(terms=terms):
-            ranges = [value_range(t, leaf) for t in terms]
-            return sum(lo for lo, _ in ranges), sum(hi for _, hi in ranges)
-        case Mul(a=a, b=b):
-            corners = [x * y for x in value_range(a, leaf) for y in value_range(b, leaf)]
-            return min(corners), max(corners)
-        case FloorDiv(a=a, b=b):
-            divisors = [max(1, y) for y in value_range(b, leaf)]
-            corners = [x // y for x in value_range(a, leaf) for y in divisors]
-            return min(corners), max(corners)
-        case Mod(b=b):
-            return 0, max(0, value_range(b, leaf)[1] - 1)
-        case Min(terms=terms):
-            ranges = [value_range(t, leaf) for t in terms]
-            return min(lo for lo, _ in ranges), min(hi for _, hi in ranges)
-        case Max(terms=terms):
-            ranges = [value_range(t, leaf) for t in terms]
-            return max(lo for lo, _ in ranges), max(hi for _, hi in ranges)
-        case IfElse(then=then, orelse=orelse):
-            ranges = [value_range(t, leaf) for t in (then, orelse)]
-            return min(lo for lo, _ in ranges), max(hi for _, hi in ranges)
-        case _:
-            return leaf(e)
-
-
-def magnitude(e: Expr, leaf: Callable[[Expr], Range]) -> int:
-    """The greatest absolute value met in the last step of computing `e`, partial sums included."""
-    terms = e.terms if isinstance(e, Add) else (e,)
-    return sum(max(map(abs, value_range(t, leaf))) for t in terms)
-
-
-def _readable(e: Expr) -> Range:
-    """What any data may hold: positions and ordinals (-1 outside) are sizes, other inputs any 32-bit number."""
-    match e:
-        case Field() | Scalar():
-            return -_INT32_MAX - 1, _INT32_MAX
-        case SegAttr(attr="pos", index=index):
-            lo, hi = value_range(index, _readable)
-            return lo - _INT32_MAX, hi
-        case _:
-            return -1, _INT32_MAX
-
-
-def _check_magnitudes(program: IntervalProgram) -> None:
-    for e in _expressions(program.tree):
-        if magnitude(e, _readable) > _LIMIT:
-            raise error("M609", "this expression may need more than 64 bits", e.span, "inputs are 32-bit: multiply fewer of them")
 
 
 # ---------------------------------------------------------------- text

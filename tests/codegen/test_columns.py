@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,40 +24,25 @@ from tests.codegen import programs
 from tests.codegen.host import HostColumns, bound_inputs, compile_closed, compile_columns
 from tests.codegen.suite import suite
 
-PROGRAMS = 120
 
-
-@pytest.fixture(scope="module")
-def random_programs() -> dict[str, tuple[random.Random, IntervalProgram, ColumnCode]]:
-    """Programs by name, each with the generator that goes on to make its data."""
-    out = {}
-    for seed in range(PROGRAMS):
+@pytest.mark.parametrize("seeds", [range(120), pytest.param(range(1000, 1600), marks=pytest.mark.fuzz)], ids=["", "many"])
+def test_random_programs_equal_their_meaning(seeds: range, tmp_path: Path) -> None:
+    """Every node, with outside tokens, empty segments, padding of batches and heads; rows of both slots, canonical."""
+    made: dict[str, tuple[random.Random, IntervalProgram]] = {}
+    codes: dict[str, ColumnCode] = {}
+    for seed in seeds:
         rng = random.Random(seed)
         program = programs.program(rng)
-        try:
-            out[f"p{seed}"] = rng, program, column_code(programs.FN, program)
-        except MaskcError:  # M609: products of products
-            continue
-    assert len(out) > 0.8 * PROGRAMS
-    return out
-
-
-@pytest.fixture(scope="module")
-def random_columns(
-    random_programs: dict[str, tuple[random.Random, IntervalProgram, ColumnCode]], tmp_path_factory: pytest.TempPathFactory
-) -> HostColumns:
-    return compile_columns({name: code for name, (_, _, code) in random_programs.items()}, tmp_path_factory.mktemp("columns"))
-
-
-def test_random_programs_equal_their_meaning(
-    random_programs: dict[str, tuple[random.Random, IntervalProgram, ColumnCode]], random_columns: HostColumns
-) -> None:
-    """Every node, with outside tokens, empty segments, padding of batches and heads; rows of both slots, canonical."""
+        with suppress(MaskcError):  # M609: products of products
+            codes[f"p{seed}"] = column_code(programs.FN, program)
+            made[f"p{seed}"] = rng, program
+    assert len(codes) > 0.8 * len(seeds)
+    run = compile_columns(codes, tmp_path)
     compared = 0
-    for name, (rng, program, code) in random_programs.items():
+    for name, (rng, program) in made.items():
         nq, nk, heads = rng.randint(1, 14), rng.randint(1, 14), rng.randint(1, 2)
         items = programs.batch(rng, nq, nk, 3, heads)
-        got = random_columns(name, bound_inputs(programs.FN, items), nq, nk, len(items), heads)
+        got = run(name, bound_inputs(programs.FN, items), nq, nk, len(items), heads)
         for b, item in enumerate(items):
             for h, env in enumerate(item):
                 for k in range(nk):
@@ -66,9 +52,9 @@ def test_random_programs_equal_their_meaning(
                         continue  # a bound that reads an outside token may be anything
                     compared += 1
                     assert got[:, b, h, k].tolist() == [*_canonical(lower, nq), *_canonical(upper, 0)], (
-                        f"{name}, item {b}, head {h}, key {k}: {env}\n{code.text}"
+                        f"{name}, item {b}, head {h}, key {k}: {env}\n{codes[name].text}"
                     )
-    assert compared > 1000
+    assert compared > 10 * len(seeds)
 
 
 def _canonical(run: tuple[int, int], empty: int) -> tuple[int, int]:

@@ -1,0 +1,68 @@
+"""How large the values of an expression may become, so that generated arithmetic is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from maskc.diagnostics import error
+from maskc.ir.nodes import Add, Const, Expr, Field, FloorDiv, IfElse, Max, Min, Mod, Mul, Scalar, SegAttr
+
+INT32_MAX = 2**31 - 1
+_LIMIT = 2**63 - 2**32  # so that a lookup of the value plus one is exact too
+
+Range = tuple[int, int]
+
+
+def value_range(e: Expr, leaf: Callable[[Expr], Range]) -> Range:
+    """The least and the greatest value that `e` may have, where `leaf` says so of whatever is read, not computed."""
+    match e:
+        case Const(value=value):
+            return value, value
+        case Add(terms=terms):
+            ranges = [value_range(t, leaf) for t in terms]
+            return sum(lo for lo, _ in ranges), sum(hi for _, hi in ranges)
+        case Mul(a=a, b=b):
+            corners = [x * y for x in value_range(a, leaf) for y in value_range(b, leaf)]
+            return min(corners), max(corners)
+        case FloorDiv(a=a, b=b):
+            divisors = [max(1, y) for y in value_range(b, leaf)]
+            corners = [x // y for x in value_range(a, leaf) for y in divisors]
+            return min(corners), max(corners)
+        case Mod(b=b):
+            return 0, max(0, value_range(b, leaf)[1] - 1)
+        case Min(terms=terms):
+            ranges = [value_range(t, leaf) for t in terms]
+            return min(lo for lo, _ in ranges), min(hi for _, hi in ranges)
+        case Max(terms=terms):
+            ranges = [value_range(t, leaf) for t in terms]
+            return max(lo for lo, _ in ranges), max(hi for _, hi in ranges)
+        case IfElse(then=then, orelse=orelse):
+            ranges = [value_range(t, leaf) for t in (then, orelse)]
+            return min(lo for lo, _ in ranges), max(hi for _, hi in ranges)
+        case _:
+            return leaf(e)
+
+
+def magnitude(e: Expr, leaf: Callable[[Expr], Range]) -> int:
+    """The greatest absolute value met in the last step of computing `e`, partial sums included."""
+    terms = e.terms if isinstance(e, Add) else (e,)
+    return sum(max(map(abs, value_range(t, leaf))) for t in terms)
+
+
+def _readable(e: Expr) -> Range:
+    """What any data may hold: positions and ordinals (-1 outside) are sizes, other inputs any 32-bit number."""
+    match e:
+        case Field() | Scalar():
+            return -INT32_MAX - 1, INT32_MAX
+        case SegAttr(attr="pos", index=index):
+            lo, hi = value_range(index, _readable)
+            return lo - INT32_MAX, hi
+        case _:
+            return -1, INT32_MAX
+
+
+def check_fits_int64(expressions: Iterable[Expr]) -> None:
+    """Raise M609 for the first expression that some data could drive out of 64 bits."""
+    for e in expressions:
+        if magnitude(e, _readable) > _LIMIT:
+            raise error("M609", "this expression may need more than 64 bits", e.span, "inputs are 32-bit: multiply fewer of them")
