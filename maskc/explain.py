@@ -204,7 +204,7 @@ def _data_lines(d: DataFacts) -> Iterator[str]:
     yield f"    tiles    {d.block[0]} x {d.block[1]}: {counts}"
     if d.picture:
         yield ""
-        yield from (f"    {line}" for line in d.picture)
+        yield from (f"    {line}".rstrip() for line in d.picture)
 
 
 def _data_json(d: DataFacts) -> dict[str, object]:

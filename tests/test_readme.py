@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,21 @@ def test_errors_page_is_current(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         page.write_text(errors_page(), encoding="utf-8")
     assert page.read_text(encoding="utf-8") == errors_page(), "docs/errors.md is stale: pytest --update-golden"
+
+
+def test_demo_prints_what_readme_shows(request: pytest.FixtureRequest) -> None:
+    """Up to what differs from machine to machine and run to run: the numbers after "maskc.run on"."""
+    command = [sys.executable, str(ROOT / "examples" / "demo.py")]
+    now = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    page = ROOT / "README.md"
+    text = page.read_text(encoding="utf-8")
+    start, end = text.index("$ make demo\n") + len("$ make demo\n"), text.index("$ make test\n")
+    if request.config.getoption("--update-golden"):
+        page.write_text(text[:start] + now + text[end:], encoding="utf-8")
+    else:
+        assert _fixed(now) == _fixed(text[start:end]), "README's demo is stale: pytest --update-golden"
+
+
+def _fixed(output: str) -> tuple[str, str]:
+    told, _, measured = output.partition("maskc.run on ")
+    return told, re.sub(r"[\d.]+(e-\d+)?", "N", re.sub("cuda|cpu|bfloat16|float32", "X", measured))
