@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import maskc
+from maskc.binding.bound import BoundMask
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.runtime import comm, context_parallel
 from maskc.runtime.plan import AttentionPlan, plan
 
+Spec = BoundMask | BoundaryVectors
+
 
 @dataclass(frozen=True)
 class Case:
-    """One attention call on `world` ranks. The mask is random vectors of the given form, see `vectors`."""
+    """One attention call on `world` ranks, of a bound mask or of random vectors of the given form (see `vectors`)."""
 
     world: int
     n: int
@@ -34,8 +38,9 @@ class Case:
     dtype: str = "float64"
     switches: dict[str, Any] = field(default_factory=dict)
 
-    def plan(self, v: BoundaryVectors) -> AttentionPlan:
-        return plan(v, world_size=self.world, order=self.order, chunk=self.chunk, **self.switches)  # type: ignore[arg-type]
+    def plan(self, spec: Spec) -> AttentionPlan:
+        sizes = {"nq": self.n, "nk": self.nk or self.n}
+        return plan(spec, world_size=self.world, order=self.order, chunk=self.chunk, **sizes, **self.switches)  # type: ignore[arg-type]
 
 
 FORMS = ("none", "lts", "lts lte", "ute", "uts ute", "lts ute", "lts lte ute", "lts lte uts ute", "blocks", "lts blocks")
@@ -88,16 +93,20 @@ def dense(case: Case, v: BoundaryVectors, dtype: torch.dtype = torch.float64) ->
     return {"out": out.detach(), "lse": lse, "dq": q.grad, "dk": k.grad, "dv": val.grad}
 
 
-def attend(rank: int, group: Any, case: Case) -> dict[str, Any]:
+def dense_mask(case: Case, spec: Spec) -> BoundaryVectors:
+    return spec if isinstance(spec, BoundaryVectors) else spec.vectors(case.n, case.nk or case.n)
+
+
+def attend(rank: int, group: Any, case: Case, spec: Spec) -> dict[str, Any]:
     """A rank's results and the bytes it sent, by kind and destination."""
-    v = vectors(case)
-    p = case.plan(v)
+    p = case.plan(spec)
     dtype = getattr(torch, case.dtype)
+    run = context_parallel.run if isinstance(spec, BoundaryVectors) else maskc.run
     q, k, val, dout, dlse = (t.to(dtype) for t in tensors(case))
     q = p.shard(q, rank).clone().requires_grad_()
     k, val = (p.shard(t, rank, of="keys").clone().requires_grad_() for t in (k, val))
     with comm.count_traffic() as ledger:
-        out, lse = context_parallel.run(v, q, k, val, group, plan=p, strategy=case.strategy, return_lse=True)
+        out, lse = run(spec, q, k, val, group, plan=p, strategy=case.strategy, return_lse=True)
         dlse = p.shard(dlse, rank, 2).to(lse.dtype).masked_fill(lse.detach() == -torch.inf, 0.0)
         torch.autograd.backward((out, lse), (p.shard(dout, rank), dlse))
     result = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": val.grad}
@@ -112,3 +121,22 @@ def joined(case: Case, p: AttentionPlan, results: list[dict[str, Any]]) -> dict[
         whole = torch.cat([r[name] for r in results], dim)
         out[name] = torch.empty_like(whole).index_copy_(dim, order, whole)
     return out
+
+
+def verify(case: Case, spec: Spec, results: list[dict[str, Any]], tolerance: float = 1e-10) -> None:
+    """The ranks together equal the dense answer, sent what the plan said, and made the same plan."""
+    p = case.plan(spec)
+    assert {r["digest"] for r in results} == {p.digest}
+    got, want = joined(case, p, results), dense(case, dense_mask(case, spec))
+    for name, expected in want.items():
+        finite = torch.isfinite(expected)
+        assert torch.equal(torch.isfinite(got[name]), finite), f"{name}: finite elsewhere in {case}"
+        error = (got[name] - expected)[finite].abs().max() if finite.any() else torch.zeros(())
+        assert error <= tolerance, f"{name} is off by {error} in {case}"
+    rows = p.schedule(case.strategy, p.part(spec)).rows_sent(p.keys)
+    row_bytes = case.batch[0] * case.heads[1] * sum(case.dims) * 8
+    for src, result in enumerate(results):
+        for dst in range(case.world):
+            forward, backward = result["sent"].get(("kv", dst), 0), result["sent"].get(("grad", dst), 0)
+            assert forward == 2 * rows[src][dst] * row_bytes, f"{src} -> {dst}: K, V bytes of forward and backward in {case}"
+            assert backward == rows[dst][src] * row_bytes, f"{src} -> {dst}: gradient bytes in {case}"
