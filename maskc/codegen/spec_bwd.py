@@ -16,7 +16,7 @@ from maskc.codegen.render import CudaSource, render
 from maskc.codegen.roles import Barrier, Role
 from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region, WgmmaShape, lay_out
 
-TILE_BYTES = 64  # a key tile's record: 12 block indexes, see templates/device/key_tile.cuh.j2
+TILE_INTS = 16  # numbers of a key tile's record, see templates/device/key_tile.cuh.j2
 
 LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
 
@@ -31,7 +31,7 @@ _HOLDS = {
     "dq": "dQ parts of the two warp groups, fp32",
     "lse": "lse2 of the rows",
     "dpsum": "dpsum of the rows",
-    "tile": "the key tile's record",
+    "tile": "the key tile's record, then the number of the work item",
     "barriers": "mbarriers",
 }
 
@@ -54,6 +54,7 @@ class BackwardSpec:
     block_q: int = 64
     block_kv: int = 128
     slots: int = 2
+    hints: bool = False
 
     def __post_init__(self) -> None:
         rules = (
@@ -61,7 +62,7 @@ class BackwardSpec:
             (self.block_q in (64, 128), "block_q is 64 or 128"),
             (self.block_kv in (64, 128), "block_kv is 64 or 128"),
             (not self.wide or self.block_q == 64, "64 keys go with 64 rows"),
-            (self.slots >= 2, "with one dS buffer a warp group overwrites what the other still reads"),
+            (self.slots >= 2, "the next block's scores are computed while this block's dK is"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
         )
         broken = [rule for holds, rule in rules if not holds]
@@ -157,6 +158,11 @@ class BackwardSpec:
     # ---- mask form: an upper interval without UTS starts at row 0 and joins causal and diag in one lower limit per key
 
     @property
+    def has_low(self) -> bool:
+        """Keys have a lower limit of rows; without it, a lower interval hides keys past the end."""
+        return self.form.causal or self.form.diag or self.ute_is_low or not self.has_lower
+
+    @property
     def has_lower(self) -> bool:
         return self.form.lts
 
@@ -183,12 +189,12 @@ class BackwardSpec:
             ("v", self.block_kv * row, 1, 1024),
             ("q", self.block_q * row, self.slots, 1024),
             ("dout", self.block_q * row, self.slots, 1024),
-            ("ds", self.block_q * self.block_kv * 2, self.slots, 1024),
-            *([("p", self.block_q * self.block_kv * 2, self.slots, 1024)] if self.wide else []),
+            ("ds", self.block_q * self.block_kv * 2, 2, 1024),
+            *([("p", self.block_q * self.block_kv * 2, 2, 1024)] if self.wide else []),
             *([("dq", 64 * self.dq_cols * 4, 2, 1024)] if self.dq_reducer else []),
             ("lse", self.block_q * 4, self.slots, 128),
             ("dpsum", self.block_q * 4, self.slots, 128),
-            ("tile", TILE_BYTES, 1, 16),
+            ("tile", TILE_INTS * 4 + 16, 1, 16),
             ("barriers", 8, sum(b.slots for b in self.barriers), 8),
         ]
         return lay_out(parts)

@@ -18,13 +18,13 @@ from torch import Tensor
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import Dtype, MaskForm
-from maskc.codegen.spec_bwd import BackwardSpec, select_backward
+from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec, select_backward
 from maskc.diagnostics import Diagnostic
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
-TILE_INTS = 12  # numbers of a key tile's record
 GROUP = 1
+_MANY = 16  # work items per multiprocessor from which their order no longer matters
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
 
@@ -83,6 +83,10 @@ def backward(
     space = _Workspace.of(spec, shape, q.device)
     kernels = _kernels(spec)
     masks = _Masks.of(v)
+    items = shape.batch * shape.hk * shape.splits * shape.kv_blocks
+    few = items < _MANY * _multiprocessors(q.device)
+    # Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie.
+    sorted_tiles = few and bool(spec.form.vectors) and not deterministic
 
     pre = _Pre(
         out=out.data_ptr(),
@@ -96,7 +100,9 @@ def backward(
         turns=space.turns,
         ticket=space.ticket,
         tiles=space.tiles,
+        order=space.order,
         **masks.vectors,
+        **masks.blocks,
         **{f"out_{name}": out.stride(i) for i, name in enumerate(("batch", "row", "head"))},
         **{f"dout_{name}": dout.stride(i) for i, name in enumerate(("batch", "row", "head"))},
         nq=shape.nq,
@@ -106,6 +112,7 @@ def backward(
         q_blocks=shape.q_blocks,
         kv_blocks=shape.kv_blocks,
         mask_tiles=shape.mask_tiles,
+        mask_heads=v.heads,
         out_is_f32=out.dtype == torch.float32,
     )
     main = _Main(
@@ -114,6 +121,7 @@ def backward(
         dpsum=space.dpsum,
         dead_rows=space.dead_rows,
         tiles=space.tiles,
+        order=space.order if sorted_tiles else 0,
         **masks.vectors,
         **masks.blocks,
         turns=space.turns,
@@ -149,8 +157,10 @@ def backward(
     loads = [_map(t, rows) for t, rows in ((q, spec.block_q), (dout, spec.block_q), (k, spec.block_kv), (val, spec.block_kv))]
     # Without 16-bit results the two store maps are never used; any valid map will do.
     stores = [loads[2], loads[3]] if grads_f32 else [_map(t, 64) for t in (dk, dv)]
-    items = shape.batch * shape.hk * shape.splits * shape.kv_blocks
     launch(kernels.pre, (row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=q.device)
+    if kernels.order is not None and sorted_tiles:
+        grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
+        launch(kernels.order, grid, 256, Arguments([], pre), device=q.device)
     launch(
         kernels.main, (items, 1, 1), spec.threads, Arguments([*loads, *stores], main), shared=spec.shared_bytes, device=q.device
     )
@@ -210,6 +220,7 @@ class _Workspace:
     turns: int
     ticket: int
     tiles: int
+    order: int
 
     @classmethod
     def of(cls, spec: BackwardSpec, shape: _Shape, device: torch.device) -> _Workspace:
@@ -223,6 +234,7 @@ class _Workspace:
             row_blocks * 4 if spec.deterministic else 0,
             4,
             shape.mask_tiles * TILE_INTS * 4,
+            shape.mask_tiles * 4,
         )
         starts, total = [], 0
         for size in sizes:
@@ -293,15 +305,18 @@ class _Kernels:
     pre: Kernel
     main: Kernel
     post: Kernel
+    order: Kernel | None
 
 
 @lru_cache(maxsize=256)
 def _kernels(spec: BackwardSpec) -> _Kernels:
     image = compile_cubin(spec.source()).image
-    return _Kernels(*(load_kernel(image, name) for name in ("attn_bwd_pre", "attn_bwd", "attn_bwd_post")))
+    pre, main, post = (load_kernel(image, name) for name in ("attn_bwd_pre", "attn_bwd", "attn_bwd_post"))
+    return _Kernels(pre, main, post, None if spec.deterministic else load_kernel(image, "attn_bwd_order"))
 
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_KEEP = [(f"keep_{name}", _INT) for name in ("batch", "heads", "rows", "cols", "block_q", "block_kv")]
 _VECTORS = [(name, _POINTER) for name in ("lts", "lte", "uts", "ute", "diag")]
 
 
@@ -309,13 +324,14 @@ class _Pre(ctypes.Structure):
     """`pre::Params` of attn_bwd_pre.cu.j2."""
 
     _fields_ = [
-        *(
-            (name, _POINTER)
-            for name in ("out", "dout", "lse", "dlse", "lse2", "dpsum", "dead_rows", "dq", "turns", "ticket", "tiles")
-        ),
+        *((name, _POINTER) for name in ("out", "dout", "lse", "dlse", "lse2", "dpsum")),
+        *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "tiles", "order")),
         *_VECTORS,
+        ("keep", _POINTER),
         *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in ("batch", "row", "head")),
-        *((name, _INT) for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "mask_tiles", "out_is_f32")),
+        *((name, _INT) for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "mask_tiles", "mask_heads")),
+        *_KEEP,
+        ("out_is_f32", _INT),
     ]
 
 
@@ -323,12 +339,12 @@ class _Main(ctypes.Structure):
     """`Params` of attn_bwd.cu.j2."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("dq", "lse2", "dpsum", "dead_rows", "tiles")),
+        *((name, _POINTER) for name in ("dq", "lse2", "dpsum", "dead_rows", "tiles", "order")),
         *_VECTORS,
         *((name, _POINTER) for name in ("keep", "turns", "ticket", "dk", "dv")),
         *((name, _INT) for name in ("nq", "nk", "hq", "hk", "batch", "q_blocks", "kv_blocks")),
         *((name, _INT) for name in ("splits", "heads", "grads_f32", "mask_batch", "mask_heads")),
-        *((f"keep_{name}", _INT) for name in ("batch", "heads", "rows", "cols", "block_q", "block_kv")),
+        *_KEEP,
         ("group", _INT),
         ("scale", _FLOAT),
         ("scale_log2", _FLOAT),
