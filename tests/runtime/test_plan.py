@@ -1,0 +1,264 @@
+"""Plans: pure, equal, picklable; positions, labels and weights; orders; refusals."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import maskc
+from maskc.boundary import BoundaryVectors
+from maskc.diagnostics import MaskcError
+from maskc.runtime.plan import AttentionPlan, plan
+from maskc.runtime.plan_report import report
+from maskc.runtime.tile_work import TileCosts, tile_work
+from tests.dist.cases import FORMS, Case, vectors
+
+DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q\nmask local = same(doc) and k <= q < k + 3"
+
+
+def doc_mask(lengths: list[int] | list[list[int]], name: str = "doc_causal", n: int | None = None):
+    many = [maskc.segments(lengths=x) for x in lengths] if isinstance(lengths[0], list) else maskc.segments(lengths=lengths)
+    total = n or (sum(lengths) if not isinstance(lengths[0], list) else max(map(sum, lengths)))  # type: ignore[arg-type]
+    return maskc.compile_text(DOC, name).bind(doc=many, nq=total, nk=total)
+
+
+def test_equal_inputs_make_equal_plans() -> None:
+    a, b = (plan(doc_mask([5, 3, 8]), world_size=2, chunk=2) for _ in range(2))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.digest == b.digest
+    copy = pickle.loads(pickle.dumps(a))
+    assert copy == a
+    assert copy.digest == a.digest
+    assert torch.equal(copy.positions(1), a.positions(1))
+    others = [plan(doc_mask([5, 4, 7]), world_size=2, chunk=2), plan(doc_mask([5, 3, 8]), world_size=4, chunk=2)]
+    assert len({a.digest, *(p.digest for p in others)}) == 3
+    with pytest.raises(TypeError):
+        a[0]  # type: ignore[index]
+
+
+# ---------------------------------------------------------------- the data contract
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 9), st.sampled_from(["contiguous", "zigzag", "balanced"]))
+@settings(max_examples=60, deadline=None)
+def test_shards_are_a_partition(n: int, world: int, chunk: int, order: str) -> None:
+    p = plan(BoundaryVectors(n, n, 1, 1, True), world_size=world, chunk=chunk, order=order)  # type: ignore[arg-type]
+    x = torch.arange(2 * n).view(1, n, 2)
+    parts = [p.shard(x, rank) for rank in range(world)]
+    assert sorted(torch.cat(parts, 1)[0, :, 0].tolist()) == list(range(0, 2 * n, 2))
+    for rank, part in enumerate(parts):
+        positions = p.positions(rank)
+        assert (positions.diff() > 0).all()
+        assert torch.equal(part[0, :, 0], 2 * positions)
+    assert sum(p.loss_weight(rank) for rank in range(world)) == pytest.approx(world)
+
+
+def test_positions_of_packed_documents() -> None:
+    """Documents [4, 4] in zigzag on two ranks: rank 0 holds 0, 3, 4, 7 with document order, 0, 1, 6, 7 with plain zigzag."""
+    mask = doc_mask([4, 4])
+    p = plan(mask, world_size=2, order="zigzag-document")
+    assert p.positions(0).tolist() == [0, 3, 4, 7]
+    assert p.positions(0, per="doc").tolist() == [0, 3, 0, 3]
+    assert p.positions(1).tolist() == [1, 2, 5, 6]
+    assert p.positions(1, per="doc").tolist() == [1, 2, 1, 2]
+    q = plan(mask, world_size=2, order="zigzag")
+    assert q.positions(0).tolist() == [0, 1, 6, 7]
+    assert q.positions(0, per="doc").tolist() == [0, 1, 2, 3]
+
+
+def test_rotary_embedding_after_sharding() -> None:
+    """q . k after rotation by local positions is what it was globally; three axes of positions shard like one."""
+    p = plan(doc_mask([7, 9]), world_size=2, chunk=3)
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 16, 4, generator=g, dtype=torch.float64) for _ in range(2))
+    axes = torch.randint(0, 50, (3, 16), generator=g)
+
+    def rotate(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        angle = position[None, :, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
+
+    for positions in (torch.arange(16), *axes):
+        whole = rotate(q, positions)[0] @ rotate(k, positions)[0].T
+        for rank in range(2):
+            local = p.shard(positions, rank, 0)
+            mine = rotate(p.shard(q, rank), local)[0] @ rotate(k, positions)[0].T
+            torch.testing.assert_close(mine, p.shard(whole, rank, 0), rtol=1e-12, atol=1e-12)
+
+
+def test_labels_stop_at_document_ends() -> None:
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
+    labels = torch.arange(8)[None]
+    assert p.shift_labels(labels).tolist() == [[1, 2, 3, 4, -100, 6, 7, -100]]
+    assert p.roll(labels, -1).tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
+    assert p.roll(labels, -2, per="doc", fill=-1).tolist() == [[2, 3, 4, -1, -1, 7, -1, -1]]
+    assert p.roll(labels, -2, per="doc").tolist() == [[2, 3, 4, 0, 1, 7, 5, 6]]
+    assert p.roll(labels, 2, fill=9).tolist() == [[9, 9, 0, 1, 2, 3, 4, 5]]
+    plain = plan(BoundaryVectors(4, 4, 1, 1, True), world_size=2)
+    assert plain.shift_labels(torch.arange(4)[None]).tolist() == [[1, 2, 3, -100]]
+
+
+def test_documents_may_differ_over_the_batch() -> None:
+    p = plan(doc_mask([[5, 3], [2, 6]]), world_size=2, chunk=2)
+    labels = torch.arange(16).view(2, 8)
+    assert p.shift_labels(labels).tolist() == [[1, 2, 3, 4, -100, 6, 7, -100], [9, -100, 11, 12, 13, 14, 15, -100]]
+    held = p.positions(0)
+    expected = [[x if x < 5 else x - 5 for x in held.tolist()], [x if x < 2 else x - 2 for x in held.tolist()]]
+    assert p.positions(0, per="doc").tolist() == expected
+    with pytest.raises(MaskcError, match="M712"):
+        plan(doc_mask([[5, 3], [2, 6]]), world_size=2, order="zigzag-document")
+
+
+def test_padding_counts_as_a_document_of_its_own() -> None:
+    p = plan(doc_mask([3, 2], n=8), world_size=1)
+    assert p.positions(0, per="doc").tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
+    assert p.shift_labels(torch.arange(8)[None]).tolist() == [[1, 2, -100, 4, -100, 6, 7, -100]]
+
+
+def test_loss_weights_count_labels() -> None:
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
+    labels = torch.tensor([[1, 1, -100, 1, -100, -100, -100, 1]])
+    kept = [int((p.shard(labels, r) != -100).sum()) for r in range(2)]
+    assert [p.loss_weight(r, labels) for r in range(2)] == [2 * n / sum(kept) for n in kept]
+    assert plan(doc_mask([1]), world_size=2).loss_weight(1) == 0.0
+
+
+# ---------------------------------------------------------------- workloads, needs, orders
+
+
+@given(st.integers(0, 200))
+@settings(max_examples=60, deadline=None)
+def test_needs_never_drop_a_visible_pair(seed: int) -> None:
+    case = Case(3, 45, seed, FORMS[seed % len(FORMS)], seed % 2 == 0, chunk=(1, 4, 7)[seed % 3], heads=(2, 1, 2), batch=(2, 2))
+    v = vectors(case)
+    p = case.plan(v)
+    visible = (~v.masked()).any(0).any(0)
+    work = tile_work(v, p.rows, p.keys)
+    for i in range(p.rows.chunk_count):
+        for j in range(p.keys.chunk_count):
+            cells = visible[slice(*p.rows.range_of(i)), slice(*p.keys.range_of(j))]
+            needed = bool(p.parts[0].need[i] >> j & 1)
+            assert needed == bool(work.need[i, j])
+            assert needed or not cells.any()
+            if p.tile == (1, 1):
+                assert needed == bool(cells.any())
+    for rank in range(3):
+        assert p.needed(rank) == {j for i in p.rows.chunks_of(rank) for j in range(p.keys.chunk_count) if work.need[i, j]}
+
+
+def test_several_masks_share_one_assignment() -> None:
+    """Documents [4, 8], window 3, chunks of 3: {0,3}|{1,2} works 27/19 cells in full layers and 15/15 in windowed ones."""
+    full, local = doc_mask([4, 8]), doc_mask([4, 8], "local")
+    unit = TileCosts(1, 1)
+    both = plan([full, local], world_size=2, chunk=3, assign=[0, 1, 1, 0], costs=unit)
+    assert both.part_workloads(0) == (27, 19)
+    assert both.part_workloads(1) == (15, 15)
+    assert plan(full, world_size=2, chunk=3, assign=[0, 1, 0, 1], costs=unit).part_workloads() == (18, 28)
+    weighted = plan([full, local], world_size=2, chunk=3, weights=[1, 5], costs=unit)
+    assert weighted.workloads == tuple(
+        a + 5 * b for a, b in zip(weighted.part_workloads(0), weighted.part_workloads(1), strict=True)
+    )
+    assert weighted.optimal
+    assert weighted.part(local) == 1
+
+
+def test_balanced_is_never_worse_than_the_usual_orders() -> None:
+    for seed in range(10):
+        cuts = np.sort(np.random.default_rng(seed).integers(1, 4096, 9)).tolist()
+        mask = doc_mask([b - a for a, b in zip([0, *cuts], [*cuts, 4096], strict=True)])
+        balanced = plan(mask, world_size=4, chunk=128)
+        for order in ("contiguous", "zigzag"):
+            assert balanced.makespan <= plan(mask, world_size=4, order=order, chunk=128).makespan  # type: ignore[arg-type]
+        assert balanced.imbalance < 1.02
+
+
+def test_epsilon_trades_balance_for_traffic() -> None:
+    mask = doc_mask([700, 300, 900, 148])
+
+    def received(p: AttentionPlan) -> int:
+        return max(sum(p.keys.size_of(c) for c in p.needed(r) if p.keys.owner[c] != r) for r in range(p.world))
+
+    tight, loose = plan(mask, world_size=4, chunk=64), plan(mask, world_size=4, chunk=64, epsilon=0.2)
+    assert received(loose) <= received(tight)
+    assert loose.imbalance <= max(1.2, tight.imbalance) + 0.05
+
+
+def test_batches_and_heads_add_up() -> None:
+    one = plan(doc_mask([5, 3]), world_size=2, chunk=2, costs=TileCosts(1, 1))
+    two = plan(doc_mask([[5, 3], [5, 3]]), world_size=2, chunk=2, costs=TileCosts(1, 1))
+    assert sum(two.workloads) == 2 * sum(one.workloads)
+    v = vectors(Case(2, 16, 0, "lts", heads=(2, 1, 2), batch=(2, 2)))
+    p = plan(v, world_size=2, chunk=2, costs=TileCosts(1, 1))
+    assert sum(p.workloads) == int((~v.masked()).sum()) if p.tile == (1, 1) else True
+
+
+def test_costs_are_fitted_from_times() -> None:
+    rng = np.random.default_rng(0)
+    samples = [(p, u, r, 1e-4 + 2.6e-6 * p + 2e-6 * u + 0.5e-6 * r) for p, u, r in rng.integers(1, 500, (30, 3)).tolist()]
+    assert TileCosts.fit(samples, unit=100) == TileCosts(130, 100, 25)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        ("M701", {"world_size": 0}),
+        ("M701", {}),
+        ("M702", {"world_size": 2, "chunk": 0}),
+        ("M702", {"world_size": 2, "chunk": 4, "assign": [0, 1, 0]}),
+        ("M702", {"world_size": 2, "chunk": 4, "assign": [0, 2]}),
+        ("M713", {"world_size": 2, "order": "random"}),
+        ("M716", {"world_size": 4, "nodes": 3}),
+        ("M715", {"world_size": 2, "weights": [1, 2]}),
+        ("M712", {"world_size": 2, "documents": "paragraph"}),
+        ("M705", {"world_size": 2, "nq": 9}),
+    ],
+)
+def test_wrong_arguments(code: str, arguments: dict) -> None:
+    with pytest.raises(MaskcError) as e:
+        plan(doc_mask([5, 3]), **arguments)
+    assert e.value.code == code
+
+
+def test_sizes_must_be_known() -> None:
+    with pytest.raises(MaskcError, match="M711"):
+        plan(maskc.compile_text("mask m = k <= q").bind(), world_size=2)
+    assert plan(maskc.compile_text("mask m = k <= q").bind(), world_size=2, nq=9, nk=9).rows.length == 9
+
+
+def test_a_plan_is_for_its_own_data() -> None:
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
+    with pytest.raises(MaskcError, match=r"M706.*doc_causal"):
+        p.part(doc_mask([4, 4]))
+    with pytest.raises(MaskcError, match="M706"):
+        p.part(doc_mask([5, 3], "local"))
+    with pytest.raises(MaskcError, match="M4"):
+        p.part(doc_mask([5, 4]))
+    with pytest.raises(MaskcError, match="M710"):
+        p.shard(torch.zeros(1, 9), 0)
+    with pytest.raises(MaskcError, match="M703"):
+        p.shard(torch.zeros(1, 8), 2)
+    with pytest.raises(MaskcError, match="M712"):
+        plan(BoundaryVectors(8, 8, 1, 1, True), world_size=2).positions(0, per="doc")
+
+
+def test_report(golden) -> None:
+    golden("plan.txt", report(doc_mask([3145, 2203, 2844]), 4, nodes=2))
+    golden("plan_given.txt", report(doc_mask([4, 8]), 2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64))
+    idle = report(doc_mask([3]), 4)
+    assert "idle" in idle
+
+
+def test_a_plan_survives_replacing_fields() -> None:
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
+    assert replace(p, prune=False).digest != p.digest
+    assert int(replace(p, prune=False).handle) != int(p.handle)
