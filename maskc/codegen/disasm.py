@@ -30,16 +30,15 @@ def find_nvdisasm() -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def disassemble(image: bytes, *, registers: bool = False) -> str:
-    """SASS of a cubin; `registers` adds the life ranges of registers. Raises M603 without nvdisasm."""
+def disassemble(image: bytes) -> str:
+    """SASS of a cubin. Raises M603 without nvdisasm."""
     tool = find_nvdisasm()
     if tool is None:
         raise error("M603", "disassembling needs nvdisasm, which is not installed", None, "pip install nvidia-cuda-nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
         file.flush()
-        flags = ["-plr"] if registers else ["-c"]
-        done = subprocess.run([str(tool), *flags, file.name], capture_output=True, text=True, check=False)
+        done = subprocess.run([str(tool), "-c", file.name], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise error("M603", "nvdisasm cannot read the cubin", None, None, ("log", done.stderr.strip()))
     return done.stdout
