@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from maskc.ir.intervals import IntervalProgram
 from maskc.ir.nodes import Expr, MaskFn, Pred
@@ -12,21 +12,25 @@ from maskc.ir.reader import read_expr, read_fn, read_pred, read_program
 from tests.ir.strategies import exprs, masks, preds, programs
 
 
+@settings(deadline=None)
 @given(exprs)
 def test_expressions(e: Expr) -> None:
     assert read_expr(print_term(e)) == e
 
 
+@settings(deadline=None)
 @given(preds)
 def test_predicates(p: Pred) -> None:
     assert read_pred(print_term(p)) == p
 
 
+@settings(deadline=None)
 @given(masks())
 def test_masks(fn: MaskFn) -> None:
     assert read_fn(print_fn(fn)) == fn
 
 
+@settings(deadline=None)
 @given(programs)
 def test_programs(p: IntervalProgram) -> None:
     assert read_program(print_program(p)) == p
