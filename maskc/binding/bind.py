@@ -292,8 +292,7 @@ class _Binder:
         sizes: dict[str, int] = {}
         for name, table in self.sets.items():
             checks.read(table.ends.amax(), partial(totals.__setitem__, name))
-            if self.device.type != "cpu":  # tables made there have room for a segment per token
-                checks.read(table.counts.amax(), partial(sizes.__setitem__, name))
+            checks.read(table.counts.amax(), partial(sizes.__setitem__, name))
         for name in mask.program.tiling if mask.program is not None else ():
             checks.read(_filled(fn, self.sets, name), partial(fill.__setitem__, name))
         for name, scalar in self.scalars.items():
@@ -305,10 +304,11 @@ class _Binder:
         return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, tuple(later) if checks.enabled else ())
 
     def _trim(self, sizes: Mapping[str, int]) -> None:
-        """Cut tables, and the vectors per segment, to the largest count of a batch item."""
+        """Cut tables with too much room, and the vectors per segment, to the largest count of a batch item."""
         for name, size in sizes.items():
-            room = max(1, size)
-            table = self.sets[name]
+            room, table = max(1, size), self.sets[name]
+            if room == table.size:
+                continue
             self.sets[name] = SegmentTable(table.starts[:, :room].contiguous(), table.ends[:, :room].contiguous(), table.counts)
             for decl in self.fn.inputs:
                 if decl.per == name and decl.name in self.vectors:

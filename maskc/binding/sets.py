@@ -184,13 +184,13 @@ def _from_tokens(source: SetSource, tokens: Tensor, what: Named, checks: Checks)
 
 
 def _runs(opens: Tensor, closes: Tensor, what: Named, checks: Checks) -> SegmentTable:
-    """Runs of tokens by their first and last token, bool [batch, n]. On a GPU the table has room for n of them."""
+    """Runs of tokens by their first and last token, bool [batch, n]."""
     batch, n = opens.shape
     if n == 0:
         empty = torch.zeros(batch, 0, dtype=torch.int64, device=opens.device)
         return _table(empty, empty, None, what, checks)
     counts = opens.sum(1)
-    room = max(1, int(counts.max())) if opens.device.type == "cpu" else n
+    room = _room(counts, n)
     token = torch.arange(n, device=opens.device)
     total = torch.where(closes, token + 1, 0).amax(1, keepdim=True)
     ordinal = opens.cumsum(1) - 1
@@ -200,6 +200,11 @@ def _runs(opens: Tensor, closes: Tensor, what: Named, checks: Checks) -> Segment
         return out.scatter_(1, torch.where(where, ordinal, room), values.expand(batch, n))[:, :room]
 
     return _table(scatter(opens, token), scatter(closes, token + 1), counts, what, checks)
+
+
+def _room(counts: Tensor, n: int) -> int:
+    """How many segments a table has room for: on a GPU one per token, as the count is not known before it is read."""
+    return max(1, int(counts.max())) if counts.device.type == "cpu" else n
 
 
 def _check_positions(tokens: Tensor, what: Named, checks: Checks) -> None:

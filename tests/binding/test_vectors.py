@@ -260,3 +260,17 @@ def test_a_million_keys_need_no_square() -> None:
     vectors = maskc.compile("std:doc_causal").bind(doc=segments(lengths=lengths)).vectors(n, n)
     assert vectors.lts is not None
     assert vectors.lts[0, 0, [0, 103, 104, n - 1]].tolist() == [104, 104, 208, 0]  # the last key lies behind the last document
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_tables_with_room_to_spare(validate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the number of segments is not known while a table is made; it is cut after the one read, if there is one."""
+    mask = maskc.compile("std:doc_prefix")
+    given = {"doc": segments(ids=[[5, 5, 1, 1, 1, -1], [3, 2, 2, 7, 7, 7]]), "prefix": [[1, 2], [1, 0, 3]]}
+    want = mask.bind(**given)
+    monkeypatch.setattr("maskc.binding.sets._room", lambda counts, n: n)
+    roomy = mask.bind(validate=validate, **given)
+    assert roomy.inputs.sets["doc"].size == roomy.inputs.vectors["prefix"].shape[2] == (3 if validate else 6)
+    assert torch.equal(roomy.vectors().masked(), want.vectors().masked())
+    with pytest.raises(maskc.MaskcError, match=r"ids\[0\]\[2\] = 5 comes back"):
+        mask.bind(doc=segments(ids=[[5, 1, 5], [0, 0, 0]]), prefix=[[0, 0, 0]] * 2)
