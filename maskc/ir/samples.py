@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from maskc.ir.nodes import InputDecl, InputKind, MaskFn, Pred
+from maskc.ir.normalize import ancestry
 from maskc.ir.reference import Env, Point, broken_fact, holds
 
 _TRIES = 40
@@ -34,6 +35,8 @@ def random_env(
     vectors: dict[str, list[int | bool]] = {}
     tables: dict[str, list[list[bool]]] = {}
     env = Env(nq, nk, env.scalars, vectors, sets, tables)
+    for name in hole_free & tiling:  # without holes in a parent that it fills: the parent has none either
+        hole_free |= frozenset(ancestry(fn, name))
     for d in fn.inputs:
         if d.is_set:
             sets[d.name] = _set(d, rng, nk, sets, hole_free, tiling)

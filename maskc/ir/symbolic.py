@@ -173,16 +173,21 @@ def assign_slots(gaps: tuple[Gap, ...]) -> tuple[Gap | None, Gap | None]:
 
 
 def place_all_masked(tree: Tree) -> Tree:
-    """Leaves that see nothing use the upper slot if no other leaf needs the lower one."""
+    """Leaves that see nothing are masked in every slot that other leaves use.
+
+    Either slot alone would do; both keep the extremes of a block of keys sharp where such columns stand among others
+    (the padded tail of a batch).
+    """
     nothing = Interval(Const(0), Size("nq"))
     rest = [leaf for leaf in leaves(tree) if leaf.lower != nothing]
-    if any(leaf.lower is not None for leaf in rest) or not any(leaf.upper is not None for leaf in rest):
-        return tree
+    upper = any(leaf.upper is not None for leaf in rest)
+    lower = any(leaf.lower is not None for leaf in rest) or not upper
+    masked = Leaf((), nothing if lower else None, nothing if upper else None)
 
     def go(t: Tree) -> Tree:
         if isinstance(t, Branch):
             return Branch(t.guard, go(t.then), go(t.orelse))
-        return Leaf(t.visible, None, nothing) if t.lower == nothing else t
+        return masked if t.lower == nothing else t
 
     return go(tree)
 
