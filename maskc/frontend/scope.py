@@ -29,7 +29,8 @@ class Scope(Protocol):
 
     def known_names(self) -> list[str]: ...
 
-    def sets(self) -> list[str]: ...
+    def sets(self) -> list[str]:
+        """Names of sets, and names whose declaration is broken and may have been one."""
 
     def divisor(self, name: str, span: Span) -> None:
         """Note that the scalar input `name` must be known to be >= 1."""

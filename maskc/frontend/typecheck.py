@@ -102,7 +102,7 @@ class Checker:
         return [*self._entities, *self._broken]
 
     def sets(self) -> list[str]:
-        return [d.name for d in self.inputs.values() if d.is_set]
+        return [*(d.name for d in self.inputs.values() if d.is_set), *self._broken]
 
     def divisor(self, name: str, span: Span) -> None:
         self._divisors.append((name, span))

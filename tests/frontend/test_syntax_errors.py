@@ -112,6 +112,14 @@ def test_names_of_broken_declarations_are_not_unknown() -> None:
     assert_errors(parse_text, "input w : int «>=» 1\nmask m = k <= q < k + w", "M001")
 
 
+def test_broken_names_are_still_meant() -> None:
+    text = "input doc : segment\nmask m = same(dok)"
+    assert [(d.code, d.help) for d in errors_of(parse_text, text)] == [
+        ("M005", "did you mean `segments`?"),
+        ("M101", "did you mean `doc`?"),
+    ]
+
+
 def test_a_keyword_inside_a_comment_or_string_starts_nothing() -> None:
     assert_errors(parse_text, '# mask input let\nuse causal from "std:causal"\nmask m = causal and # mask\n  k «=<» q', "M001")
 
