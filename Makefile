@@ -32,8 +32,11 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
-kernels fuzz dist: $(VENV)/installed-dev
+kernels dist: $(VENV)/installed-dev
 	$(PYTEST) -n $(WORKERS) --maxprocesses 8 -m $@
+
+fuzz: $(VENV)/installed-dev
+	$(PYTEST) -n $(WORKERS) --maxprocesses 8 -m fuzz --hypothesis-profile fuzz
 
 bench: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.compiler
