@@ -8,14 +8,15 @@ from maskc.codegen.render import CudaSource, render
 from maskc.codegen.roles import forward_barriers, forward_named, forward_roles
 from maskc.codegen.spec import TAGS, Dtype, KernelSpec, MaskForm, OutDtype
 
-# head dim -> the numbers that differ from the defaults of KernelSpec
-_TILES: dict[int, dict[str, int]] = {64: {}, 128: {}, 256: {"block_kv": 64, "q_slots": 1}}
-
 
 @cache
 def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtype = "input") -> KernelSpec:
-    """The variant that runs a mask of this form."""
-    return KernelSpec(head_dim=head_dim, dtype=dtype, out_dtype=out_dtype, form=form, **_TILES[head_dim])  # type: ignore[arg-type]
+    """The variant that runs a mask of this form; docs/tuning.md holds the measurements behind the choices."""
+    if head_dim == 256:  # what fits shared memory
+        return KernelSpec(head_dim, dtype, out_dtype, form, block_kv=64, q_slots=1)
+    if head_dim == 64 and not form.blocks:  # block tables come in blocks of 128 rows, which 192 does not divide
+        return KernelSpec(head_dim, dtype, out_dtype, form, block_q=192, warp_groups=3)
+    return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64 or form.closed is None)
 
 
 def schedule_spec(form: MaskForm, head_dim: int) -> KernelSpec:

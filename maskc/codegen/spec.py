@@ -153,7 +153,7 @@ class KernelSpec:
             (self.block_q == 64 * self.warp_groups, "block_q is 64 rows a warp group"),
             (1 <= self.warp_groups <= 3, "1 to 3 warp groups"),
             (self.block_kv % 16 == 0 and 16 <= self.block_kv <= 256, "block_kv is a multiple of 16 up to 256"),
-            (self.queue_runs >= 34, "a queue slot holds the runs of one step of the generator"),
+            (33 <= self.queue_runs < 256, "a queue slot holds the runs of one step of the generator"),
             (self.form.closed is None or self.queue == "generator", "a closed form has no schedule"),
             (self._registers_fit, "producer and consumer registers fit what the CTA has at entry"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
