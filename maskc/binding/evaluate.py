@@ -10,13 +10,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
 from maskc.binding.bound import BoundInputs, SegmentTable
+from maskc.codegen.ranges import check_fits_int64
 from maskc.ir.nodes import (
     Add,
     And,
@@ -142,13 +143,15 @@ class Frame:
             case SegAttr(of, attr, index):
                 return self._attribute(of, attr, index)
             case Add(terms):
-                return self._fold(terms, lambda a, b: a + b)
+                _check_fits(e)
+                return self._fold(terms, operator.add)
             case Mul(a, b):
-                return self._fold((a, b), lambda a, b: a * b)
+                _check_fits(e)
+                return self._fold((a, b), operator.mul)
             case FloorDiv(a, b):
-                return self._fold((a, b), lambda a, b: a // b)
+                return self._fold((a, b), operator.floordiv)
             case Mod(a, b):
-                return self._fold((a, b), lambda a, b: a % b)
+                return self._fold((a, b), operator.mod)
             case Min(terms):
                 return self._fold(terms, minimum)
             case Max(terms):
@@ -304,6 +307,12 @@ _COMPARE: dict[Op, Callable[[Number, Number], Truth]] = {
     ">=": operator.ge,
     ">": operator.gt,
 }
+
+
+@lru_cache(maxsize=1024)
+def _check_fits(e: Expr) -> None:
+    """Raise M609 where some data could drive the value out of 64 bits."""
+    check_fits_int64((e,))
 
 
 def minimum(a: Number, b: Number) -> Number:

@@ -274,3 +274,12 @@ def test_tables_with_room_to_spare(validate: bool, monkeypatch: pytest.MonkeyPat
     assert torch.equal(roomy.vectors().masked(), want.vectors().masked())
     with pytest.raises(maskc.MaskcError, match=r"ids\[0\]\[2\] = 5 comes back"):
         mask.bind(doc=segments(ids=[[5, 1, 5], [0, 0, 0]]), prefix=[[0, 0, 0]] * 2)
+
+
+def test_products_that_leave_64_bits_are_refused() -> None:
+    mask = maskc.compile_text("input a : int per key\ninput b : int\nmask m = k <= q + a[k] * b * b")
+    with pytest.raises(maskc.MaskcError) as caught:
+        mask.bind(a=[1, 2], b=3).vectors()
+    assert caught.value.code == "M609"
+    two = maskc.compile_text("input a : int per key\ninput b : int\nmask m = k <= q + a[k] * b")
+    assert two.bind(a=[-(2**31), 2**31 - 1], b=2**31 - 1).vectors().masked()[0, 0].tolist() == [[True, False]] * 2
