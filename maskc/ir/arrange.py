@@ -49,8 +49,9 @@ def arrange(
     """
     pairs: list[Pair] = []
     for lows, highs in intervals:
-        if not _empty(context, (ZERO, *lows), (nq, *highs)):
-            pairs.append((extremum(context, "max", (ZERO, *lows)), extremum(context, "min", (nq, *highs))))
+        lows, highs = (*lows, ZERO), (*highs, nq)
+        if not _empty(context, lows, highs):
+            pairs.append((extremum(context, "max", lows), extremum(context, "min", highs)))
     pairs = _merged(context, _uncovered(context, pairs))
     order = _order(context, pairs)
     gaps = None if order is None else _gaps(context, order, nq, diagonal)

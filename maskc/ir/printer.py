@@ -1,7 +1,7 @@
 """The text form of every IR type: what `--emit` shows, what golden files hold, and what `reader` reads back exactly.
 
 Precedence is mostly explicit: a sum, a product, `and`, `or` and a choice stand in parentheses unless they are the whole
-term. `@doc` is the segment that a `where` is about; `doc.ordinal[k]` is the number of a segment.
+term, a side of a comparison or (products) a term of a sum. `@doc` is the segment that a `where` is about; `doc.ordinal[k]` is the number of a segment.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _term(n: Node) -> str:
         case SegAttr(of, attr, index):
             return f"{of}.{attr}[{print_term(index)}]"
         case Add(terms):
-            return f"({_term(terms[0])}{''.join(_signed(t) for t in terms[1:])})"
+            return f"({_product(terms[0])}{''.join(_signed(t) for t in terms[1:])})"
         case Mul(a, b):
             return f"({_term(a)} * {_term(b)})"
         case FloorDiv(a, b):
@@ -123,19 +123,24 @@ def _operand(e: Expr) -> str:
     return print_term(e) if isinstance(e, Add | Mul | FloorDiv | Mod) else _term(e)
 
 
+def _product(e: Expr) -> str:
+    """A term of a sum: products need no parentheses there."""
+    return print_term(e) if isinstance(e, Mul | FloorDiv | Mod) else _term(e)
+
+
 def _signed(e: Expr) -> str:
     """A later term of a sum, with its sign."""
     match e:
         case Const(value) if value < 0:
             return f" - {-value}"
         case Mul(Const(-1), b) if not isinstance(b, Const | Mul):
-            return f" - {_term(b)}"
+            return f" - {_product(b)}"
         case Mul(Const(c), b) if c < -1:
             return f" - {-c} * {_term(b)}"
         case Mul(Const(c), b) if c > 1:
             return f" + {c} * {_term(b)}"
         case _:
-            return f" + {_term(e)}"
+            return f" + {_product(e)}"
 
 
 # ---------------------------------------------------------------- masks
