@@ -1,0 +1,379 @@
+"""What users of other context-parallel stacks met, one test each: the mask kept, odd lengths, numerics, state, gradients."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import maskc
+from maskc.boundary import BoundaryVectors
+from maskc.diagnostics import MaskcError, MaskcTypeError
+from maskc.runtime import context_parallel
+from maskc.runtime.merge import empty, merge
+from maskc.runtime.plan import plan
+from tests.dist.cases import Case, attend, dense, dense_mask, joined, tensors, vectors, verify
+from tests.dist.pool import Pool
+
+DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
+WINDOW = "input window : int where window >= 1\nmask sliding_window = k <= q < k + window"
+STRATEGIES = ("all-gather", "staged", "ring")
+
+
+def docs(lengths: list[int], n: int | None = None) -> Any:
+    total = n or sum(lengths)
+    return maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=total, nk=total)
+
+
+def check(ranks: Pool, spec: Any, n: int, world: int = 2, **more: Any) -> list[dict[str, Any]]:
+    case = Case(world, n, n, **more)
+    results = ranks.run(world, attend, case, spec)
+    verify(case, spec, results)
+    return results
+
+
+# ---------------------------------------------------------------- the mask never degrades
+
+
+def perturbed(rank: int, group: Any, spec: Any, token: int | None) -> Tensor:
+    p = plan(spec, group=group, order="contiguous", chunk=16)
+    q, k, v, _, _ = tensors(Case(2, 128, 0))
+    if token is not None:
+        k[:, token] += 1.0
+        v[:, token] += 1.0
+    return maskc.run(spec, p.shard(q, rank), p.shard(k, rank), p.shard(v, rank), group, plan=p)
+
+
+def test_documents_do_not_leak(ranks: Pool) -> None:
+    """Two documents of 64: changing token 3 changes rows 3 to 63 of the first and no bit of the second."""
+    spec = docs([64, 64])
+    before, after = (torch.cat(ranks.run(2, perturbed, spec, token), 1) for token in (None, 3))
+    assert torch.equal(before[:, 64:], after[:, 64:])
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.equal(before[:, 3:64], after[:, 3:64])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_keeps_every_mask(ranks: Pool, strategy: str) -> None:
+    specs = [
+        maskc.compile_text(WINDOW).bind(window=16, nq=128, nk=128),
+        maskc.compile("std:causal").bind(nq=128, nk=128),
+        docs([50, 70, 8]),
+        maskc.compile_text("input prefix : int\nmask m = k <= q or k < prefix").bind(prefix=40, nq=128, nk=128),
+    ]
+    for spec in specs:
+        check(ranks, spec, 128, strategy=strategy, chunk=16)
+
+
+def unknown_keyword(rank: int, group: Any) -> None:
+    x = torch.zeros(1, 4, 1, 8)
+    maskc.run("std:causal", x, x, x, group, sink=3.0)
+
+
+def test_unknown_keywords_are_refused(ranks: Pool) -> None:
+    with pytest.raises(MaskcTypeError, match="sink"):
+        ranks.run(2, unknown_keyword)
+
+
+# ---------------------------------------------------------------- lengths
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [7],
+        [1],
+        [3],
+        [5, 3],
+        [9, 7, 8, 12, 8, 12],
+        [18, 6, 8],
+        [20, 3, 8],
+        [3, 9, 20, 1, 13, 12, 6],
+        [10, 7, 8],
+        [1, 2, 3, 5, 7, 11],
+        [0, 0, 31],
+    ],
+    ids=str,
+)
+def test_any_document_lengths(ranks: Pool, lengths: list[int]) -> None:
+    for order, chunk in (("contiguous", None), ("balanced", 2), ("zigzag", None), ("zigzag-document", None)):
+        check(ranks, docs(lengths), sum(lengths), order=order, chunk=chunk)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 127, 129, 384, 385, 1025])
+def test_any_sequence_length(ranks: Pool, n: int) -> None:
+    check(ranks, maskc.compile("std:causal").bind(nq=n, nk=n), n, chunk=None if n < 100 else 64)
+
+
+def test_idle_ranks_take_part(ranks: Pool) -> None:
+    """65 rows in chunks of 64 on 4 ranks: two ranks hold nothing, return empty tensors and enter every exchange."""
+    spec = docs([65])
+    for strategy in STRATEGIES:
+        results = check(ranks, spec, 65, world=4, chunk=64, strategy=strategy)
+        assert sorted(r["out"].shape[1] for r in results) == [0, 0, 1, 64]
+
+
+def test_a_tail_outside_all_documents_is_zero(ranks: Pool) -> None:
+    """Documents end at 44 of 46 rows: the tail gives 0, -inf and zero gradients."""
+    spec = docs([14, 18, 12], n=46)
+    case = Case(2, 46, 46)
+    got = joined(case, case.plan(spec), check(ranks, spec, 46))
+    assert not got["out"][:, 44:].any()
+    assert (got["lse"][:, :, 44:] == -torch.inf).all()
+    for name in ("dq", "dk", "dv"):
+        assert not got[name][:, 44:].any()
+
+
+def test_rows_that_see_nothing(ranks: Pool) -> None:
+    """Rows 5 to 7 empty: their neighbours' gradients are those of the dense answer, theirs are zero."""
+    lts, lte = (torch.full((1, 1, 16), x, dtype=torch.int32) for x in (5, 8))
+    v = BoundaryVectors(16, 16, 1, 1, True, lts=lts, lte=lte)
+    for strategy in STRATEGIES:
+        check(ranks, v, 16, chunk=2, strategy=strategy)
+
+
+def test_empty_partials_merge_exactly() -> None:
+    g = torch.Generator().manual_seed(0)
+    part = torch.randn(1, 3, 2, 4, generator=g), torch.randn(1, 2, 3, generator=g)
+    part[1][:, :, 1] = -torch.inf
+    part[0][:, 1] = 0.0
+    nothing = empty(1, 3, 2, 4, torch.float32, torch.device("cpu"))
+    for a, b in ((part, nothing), (nothing, part)):
+        out, lse = merge(a, b)
+        assert torch.equal(out, part[0])
+        assert torch.equal(lse, part[1])
+    out, lse = merge(nothing, nothing)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+# ---------------------------------------------------------------- numerics
+
+
+def low_precision(rank: int, group: Any, strategy: str) -> tuple[Tensor, ...]:
+    case = Case(2, 4096, 0, heads=(2, 1, 1), dims=(32, 32))
+    spec = maskc.compile("std:causal").bind(nq=4096, nk=4096)
+    q, k, v, dout, _ = (t.to(torch.bfloat16) for t in tensors(case))
+    single = [t.clone().requires_grad_() for t in (q, k, v)]
+    want = [t.double() for t in (q, k, v)]
+    if rank == 0:
+        ref = [t.requires_grad_() for t in want]
+        exact, exact_lse = maskc.run(spec, *ref, return_lse=True)
+        exact.backward(dout.double())
+        alone, alone_lse = maskc.run(spec, *single, return_lse=True)
+        alone.backward(dout)
+    p = plan(spec, group=group)
+    local = [p.shard(t, rank).clone().requires_grad_() for t in (q, k, v)]
+    out, lse = maskc.run(spec, *local, group, plan=p, strategy=strategy, return_lse=True)
+    out.backward(p.shard(dout, rank))
+    whole = [p.unshard(x.detach(), group) for x in (out, *(t.grad for t in local))]  # type: ignore[misc]
+    lses = p.unshard(lse.detach(), group, dim=2)
+    if rank:
+        return ()
+    errors = []
+    for mine, theirs, truth in zip(whole, (alone, *(t.grad for t in single)), (exact, *(t.grad for t in ref)), strict=True):
+        errors += [(mine.double() - truth).abs().max(), (theirs.double() - truth).abs().max()]  # type: ignore[union-attr]
+    errors += [(lses - exact_lse).abs().max(), (alone_lse - exact_lse).abs().max()]
+    return tuple(e.detach() for e in errors)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_merging_does_not_lose_precision(ranks: Pool, strategy: str) -> None:
+    """bf16, 4096 rows: the error against fp64 is at most 1.5 times that of one process in bf16, lse within 1e-3."""
+    errors = ranks.run(2, low_precision, strategy)[0]
+    for mine, alone in zip(errors[0:8:2], errors[1:8:2], strict=True):
+        assert mine <= 1.5 * alone
+    assert errors[8] < 1e-3
+
+
+def repeated(rank: int, group: Any, strategy: str) -> bool:
+    case = Case(group.size(), 200, 3, "lts ute", heads=(4, 2, 2), strategy=strategy, chunk=16, dtype="float32")
+    runs = [attend(rank, group, case, vectors(case)) for _ in range(5)]
+    return all(torch.equal(runs[0][n], r[n]) for r in runs for n in ("out", "lse", "dq", "dk", "dv"))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_runs_are_bitwise_equal(ranks: Pool, strategy: str) -> None:
+    assert all(ranks.run(4, repeated, strategy))
+
+
+def strided(rank: int, group: Any) -> dict[str, Tensor]:
+    """q, k, v as slices of one tensor, a gradient that is not contiguous."""
+    case = Case(2, 40, 4, heads=(2, 2, 1))
+    spec = docs([17, 23])
+    p = case.plan(spec)
+    q, k, v, dout, _ = tensors(case)
+    qkv = p.shard(torch.cat((q, k, v), 2), rank).transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    out = maskc.run(spec, qkv[:, :, :2], qkv[:, :, 2:4], qkv[:, :, 4:], group, plan=p)
+    out.transpose(1, 2).backward(p.shard(dout, rank).transpose(1, 2))
+    assert qkv.grad is not None
+    return {"out": out.detach(), "grad": qkv.grad}
+
+
+def test_strided_tensors(ranks: Pool) -> None:
+    case, spec = Case(2, 40, 4, heads=(2, 2, 1)), docs([17, 23])
+    p = case.plan(spec)
+    q, k, v, dout, _ = tensors(case)
+    x = [t.requires_grad_() for t in (q, k, v)]
+    out = maskc.run(spec, *x)
+    out.backward(dout)
+    for rank, got in enumerate(ranks.run(2, strided)):
+        torch.testing.assert_close(got["out"], p.shard(out.detach(), rank))
+        torch.testing.assert_close(got["grad"], p.shard(torch.cat([t.grad for t in x], 2), rank))  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- state, recomputation, compilation
+
+
+def shard_inputs(p: Any, rank: int, n: int, seed: int) -> list[Tensor]:
+    whole = tensors(Case(2, n, seed, heads=(2, 2, 1)))[:3]
+    return [p.shard(t, rank).clone(memory_format=torch.contiguous_format).requires_grad_() for t in whole]
+
+
+def checkpointed(rank: int, group: Any) -> bool:
+    spec = docs([17, 23])
+    p = plan(spec, group=group, chunk=4)
+    plain, again = (shard_inputs(p, rank, 40, 0) for _ in range(2))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return maskc.run(spec, q, k, v, group, plan=p)
+
+    attention(*plain).square().sum().backward()
+    checkpoint(attention, *again, use_reentrant=False).square().sum().backward()
+    return all(torch.equal(a.grad, b.grad) for a, b in zip(plain, again, strict=True))  # type: ignore[arg-type]
+
+
+def test_activation_checkpointing(ranks: Pool) -> None:
+    assert all(ranks.run(2, checkpointed))
+
+
+def accumulated(rank: int, group: Any) -> bool:
+    """Gradients of micro-batches with other documents add up in parameters that all ranks average."""
+    weight = torch.eye(8, dtype=torch.float64).requires_grad_()
+    alone = torch.eye(8, dtype=torch.float64).requires_grad_()
+    for seed, lengths in enumerate(([17, 23], [40], [3, 30, 7])):
+        spec = docs(lengths)
+        p = plan(spec, group=group, chunk=4)
+        q, k, v, _, _ = tensors(Case(2, 40, seed, heads=(2, 2, 1)))
+        loss = maskc.run(spec, p.shard(q @ weight, rank), p.shard(k, rank), p.shard(v @ weight, rank), group, plan=p).square()
+        (loss.mean() * p.loss_weight(rank)).backward()
+        maskc.run(spec, q @ alone, k, v @ alone).square().mean().backward()
+    grad = weight.grad
+    assert grad is not None
+    torch.distributed.all_reduce(grad, group=group)  # what FSDP does: the mean of the gradients over the ranks
+    return torch.allclose(grad / 2, alone.grad, rtol=1e-10)  # type: ignore[arg-type]
+
+
+def test_gradient_accumulation_and_averaging(ranks: Pool) -> None:
+    """One documented rule, `loss_weight`: gradients averaged over the ranks equal those of one process."""
+    assert all(ranks.run(2, accumulated))
+
+
+def compiled(rank: int, group: Any) -> tuple[bool, int]:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def block(x: Tensor, spec: Any, p: Any) -> Tensor:
+        return maskc.run(spec, x, 2 * x, x.sin(), group, plan=p) + x
+
+    fast = torch.compile(block, fullgraph=True, backend=counter)
+    same = True
+    for seed, lengths in enumerate([[17, 23], [40], [3, 30, 7], [1] * 40, [20, 20]]):
+        spec = docs(lengths)
+        p = plan(spec, group=group, chunk=4)
+        a, b = (shard_inputs(p, rank, 40, seed)[0] for _ in range(2))
+        fast(a, spec, p).square().sum().backward()
+        block(b, spec, p).square().sum().backward()
+        same &= torch.allclose(a.grad, b.grad, rtol=1e-12)  # type: ignore[arg-type]
+    return same, counter.frame_count
+
+
+def test_torch_compile_needs_one_graph(ranks: Pool) -> None:
+    """fullgraph=True, forward and backward, five batches of other documents: compiled once."""
+    assert ranks.run(2, compiled) == [(True, 1), (True, 1)]
+
+
+def after_an_exception(rank: int, group: Any) -> bool:
+    spec = docs([17, 23])
+    p = plan(spec, group=group, chunk=4)
+    q, k, v = shard_inputs(p, rank, 40, 0)
+    before = maskc.run(spec, q, k, v, group, plan=p)
+    with pytest.raises(MaskcError):
+        maskc.run(spec, q[:, :-1], k, v, group, plan=p)
+    return torch.equal(before, maskc.run(spec, q, k, v, group, plan=p))
+
+
+def test_an_error_leaves_nothing_behind(ranks: Pool) -> None:
+    assert all(ranks.run(2, after_an_exception))
+
+
+def from_pickles(rank: int, group: Any, data: bytes) -> Tensor:
+    spec, p = pickle.loads(data)
+    q, k, v, _, _ = tensors(Case(2, 40, 0))
+    return maskc.run(spec, p.shard(q, rank), p.shard(k, rank), p.shard(v, rank), group, plan=p)
+
+
+def test_plans_travel_between_processes(ranks: Pool) -> None:
+    spec = docs([17, 23])
+    p = plan(spec, world_size=2, chunk=4)
+    q, k, v, _, _ = tensors(Case(2, 40, 0))
+    out = maskc.run(spec, q, k, v)
+    for rank, got in enumerate(ranks.run(2, from_pickles, pickle.dumps((spec, p)))):
+        torch.testing.assert_close(got, p.shard(out, rank))
+
+
+def without_a_plan(rank: int, group: Any) -> Tensor:
+    """The contiguous equal split; the mask does not know its length, the ranks do."""
+    spec = maskc.compile("std:causal").bind()
+    q, k, v, _, _ = (t.split([15, 14], dim)[rank] for t, dim in zip(tensors(Case(2, 29, 0)), (1, 1, 1, 1, 2), strict=True))
+    return maskc.run(spec, q, k, v, group)
+
+
+def test_no_plan_means_the_contiguous_split(ranks: Pool) -> None:
+    q, k, v, _, _ = tensors(Case(2, 29, 0))
+    out = maskc.run("std:causal", q, k, v)
+    torch.testing.assert_close(torch.cat(ranks.run(2, without_a_plan), 1), out)
+
+
+def unsharded(rank: int, group: Any) -> tuple[bool, bool]:
+    p = plan(docs([5, 8]), group=group, chunk=2)
+    x = torch.arange(26.0, dtype=torch.float64).view(1, 13, 2)
+    mine = p.shard(x, rank).clone().requires_grad_()
+    whole = p.unshard(mine, group)
+    (whole * (rank + 1) * x).sum().backward()
+    return torch.equal(whole, x), torch.equal(mine.grad, p.shard(3 * x, rank))  # type: ignore[arg-type]
+
+
+def test_unshard_is_differentiable(ranks: Pool) -> None:
+    assert ranks.run(2, unsharded) == [(True, True)] * 2
+
+
+def test_auto_says_why() -> None:
+    spec = docs([17, 23])
+    q = torch.zeros(1, 20, 2, 8)
+    for switches in ({}, {"overlap": False}):
+        p = plan(spec, world_size=2, chunk=4, **switches)  # type: ignore[arg-type]
+        choice = context_parallel.choose(p, 0, q, q, q)
+        assert choice.strategy == "all-gather"
+        assert choice.reason
+
+
+def test_bf16_and_fp32_inputs(ranks: Pool) -> None:
+    """Every dtype: equal to one process up to the rounding of that dtype."""
+    spec = docs([17, 23])
+    for dtype in ("float32", "bfloat16", "float16"):
+        case = Case(2, 40, 1, dtype=dtype, chunk=4, strategy="staged")
+        got = joined(case, case.plan(spec), ranks.run(2, attend, case, spec))
+        want = dense(case, dense_mask(case, spec))
+        rounding = torch.finfo(getattr(torch, dtype)).eps
+        for name, expected in want.items():
+            finite = torch.isfinite(expected)
+            assert got[name].dtype == (torch.float32 if name == "lse" else getattr(torch, dtype))
+            assert (got[name].double() - expected)[finite].abs().max() <= 8 * rounding * max(
+                1.0, float(expected[finite].abs().max())
+            )
