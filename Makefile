@@ -10,7 +10,7 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # the first Python on the path that is new enough
@@ -50,12 +50,12 @@ clean:
 
 # `dev` contains `cuda`, so it marks both; each is installed again only when pyproject.toml has changed.
 $(VENV)/installed-cuda: pyproject.toml | $(BIN)/python
-	@echo "installing maskc[cuda] into $(VENV) ..."
+	@echo "installing maskc[cuda] into $(VENV) (the first time takes a minute or more) ..."
 	@$(PIP) --editable '.[cuda]'
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
-	@echo "installing maskc[dev] into $(VENV) ..."
+	@echo "installing maskc[dev] into $(VENV) (the first time takes a minute or more) ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/installed-cuda $@
 
