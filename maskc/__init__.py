@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from maskc.binding.bound import BoundMask
     from maskc.binding.constructors import segments, spans
     from maskc.compiled import CompiledMask
-    from maskc.runtime.plan import plan
+    from maskc.runtime.plan import AttentionPlan, plan
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ _HOMES = {
     "load": "maskc.api",
     "run": "maskc.api",
     "plan": "maskc.runtime.plan",
+    "AttentionPlan": "maskc.runtime.plan",
     "segments": "maskc.binding.constructors",
     "spans": "maskc.binding.constructors",
     "CompiledMask": "maskc.compiled",
@@ -37,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionPlan",
     "BoundMask",
     "CompiledMask",
     "Diagnostic",
