@@ -55,6 +55,8 @@ class BackwardSpec:
     block_kv: int = 128
     slots: int = 2
     hints: bool = False
+    ahead: bool = True
+    dq_bulk: bool = True
 
     def __post_init__(self) -> None:
         rules = (
@@ -134,7 +136,7 @@ class BackwardSpec:
     @property
     def dq_reducer(self) -> bool:
         """Whether dQ passes through shared memory to a reducer warp (else straight from registers)."""
-        return not self.wide
+        return self.dq_bulk and not self.wide
 
     @property
     def score_mma(self) -> WgmmaShape:
@@ -227,7 +229,7 @@ class BackwardSpec:
         """mbarriers, in the order in which they lie in shared memory."""
         n, each = self.slots, "each consumer warp"
         rows = (
-            ("kv_full", 1, 1, f"{LOADER} + bytes", CONSUMER, "the K and V tile"),
+            ("kv_ready", 1, 1, f"{LOADER} + bytes", CONSUMER, "the K and V tile"),
             ("q_full", n, 1, f"{LOADER} + bytes, or {CLEANER}", CONSUMER, "a Q tile and its lse2"),
             ("q_empty", n, 8, f"{each} after dK", LOADER, "the Q slot may be overwritten"),
             ("do_full", n, 1, f"{LOADER} + bytes, or {CLEANER}", CONSUMER, "a dO tile and its dpsum"),

@@ -96,6 +96,8 @@ def vectors(case: Case, device: str) -> BoundaryVectors:
             causal, parts["lts"] = True, shaped(documents()[1])
         case "eviction":
             causal, parts["lts"] = True, torch.maximum(ints(0, nq), key.int() + 1).clamp(max=nq)
+        case "sliding":
+            causal, parts["lts"] = True, shaped(key + max(1, nq // 16))
         case "lts_zero":  # whole key tiles that no row sees, and none at the end
             lts = torch.full((nk,), nq)
             lts[nk // 4 : nk // 2 + 7] = 0
@@ -368,31 +370,42 @@ def timings() -> Iterator[dict[str, object]]:
         hopper_bwd.launch = real
         spans = [[a.elapsed_time(b) for a, b in zip(r, r[1:], strict=False)] for r in rows]
         pre, main, post = (sorted(s[i] for s in spans)[len(spans) // 2] for i in range(3))
+        order = round(sum(s[1] for s in spans) / len(spans), 4) if len(spans[0]) == 4 else 0.0
+        if order:
+            spans = [[x[0], x[2], x[3]] for x in spans]
+            pre, main, post = (sorted(s[i] for s in spans)[len(spans) // 2] for i in range(3))
         flop = 10 * batch * heads * n * n * dim * density
         return {
             "case": f"{mask} S={n} B={batch} H={heads}/{hk} D={dim}{' det' if deterministic else ''} g={hopper_bwd.GROUP} {tune}",
             "pre": round(pre, 3),
             "main": round(main, 3),
             "post": round(post, 3),
+            "order": order,
             "tflops_main": round(flop / main / 1e9, 1),
             "tflops_all": round(flop / (pre + main + post) / 1e9, 1),
         }
 
     torch.manual_seed(0)
-    for tune in ({}, {"slots": 3}, {"hints": True}, {"group": 4}, {}):
-        yield bench("full", 8192, 16, 32, 32, 128, 1.0, **tune)
-        yield bench("causal", 8192, 16, 32, 32, 128, 0.5, **tune)
-    for group in (1, 4, 8, 16):
-        yield bench("causal", 8192, 1, 16, 16, 128, 0.5, group=group)
-    yield bench("causal", 8192, 4, 32, 32, 128, 0.5, True)
-    yield bench("full", 8192, 4, 32, 32, 128, 1.0, True)
-    yield bench("causal", 8192, 4, 32, 8, 128, 0.5)
-    yield bench("full", 32768, 1, 32, 32, 128, 1.0)
-    yield bench("causal", 32768, 1, 32, 32, 128, 0.5)
-    yield bench("full", 8192, 4, 32, 32, 64, 1.0)
-    yield bench("causal", 8192, 4, 32, 32, 64, 0.5)
-    yield bench("full", 8192, 4, 16, 16, 256, 1.0)
-    yield bench("causal", 8192, 4, 16, 16, 256, 0.5)
+    orders = [{"ahead": a, "dq_bulk": b} for a in (0, 1) for b in (1, 0)]
+    for _ in range(2):
+        for tune in (
+            *orders,
+            {"ahead": 0, "slots": 3},
+            {"ahead": 0, "dq_bulk": 0, "slots": 3},
+            {"ahead": 1, "dq_bulk": 0, "slots": 3},
+        ):
+            yield bench("full", 8192, 4, 32, 32, 128, 1.0, **tune)
+            yield bench("causal", 8192, 4, 32, 32, 128, 0.5, **tune)
+        for tune in orders:
+            yield bench("full", 8192, 4, 32, 32, 64, 1.0, **tune)
+            yield bench("causal", 8192, 4, 32, 32, 64, 0.5, **tune)
+            yield bench("sliding", 8192, 4, 32, 32, 128, 0.0606, **tune)
+        for ahead in (0, 1):
+            yield bench("full", 8192, 4, 16, 16, 256, 1.0, ahead=ahead)
+    for group in (1, 8):
+        for many in (0, 16):
+            hopper_bwd._MANY = many
+            yield bench("document", 8192, 1, 16, 16, 128, 1.0, group=group)
 
 
 def worker(name: str) -> None:
@@ -404,6 +417,11 @@ def worker(name: str) -> None:
 
     hopper_bwd.compile_cubin = partial(hopper_bwd.compile_cubin, defines=("MASKC_BOUNDED_WAITS",))  # a hang becomes a trap
     poison()
+    name, _, options = name.partition("@")
+    if options:
+        tune = {k: int(x) for k, x in (o.split("=") for o in options.split(","))}
+        select = hopper_bwd.select_backward
+        hopper_bwd.select_backward = lambda *a, **k: replace(select(*a, **k), **tune)
     for case in groups()[name]:
         begin = time.time()
         try:

@@ -1,0 +1,204 @@
+"""What attn_bwd_pre writes, with its threads run on the CPU: key tile records and walks against the dense mask, row constants."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.spec import VECTORS, MaskForm
+from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec
+from maskc.runtime.hopper_bwd import _Pre
+from maskc.tiles import TileClass, classify
+from tests.codegen.host import _compile
+
+BLOCKS, DEAD_KEYS = 10, 11  # fields of a record
+BITS = 0xFFFFFFFF
+FORMS = {
+    "full": MaskForm(),
+    "causal": MaskForm(causal=True),
+    "document": MaskForm(causal=True, lts=True),
+    "two_sided": MaskForm(lts=True, ute=True),
+    "interval": MaskForm(lts=True, lte=True),
+    "upper": MaskForm(uts=True, ute=True, causal=True),
+    "four": MaskForm(lts=True, lte=True, uts=True, ute=True),
+    "five": MaskForm(lts=True, lte=True, uts=True, ute=True, diag=True),
+}
+_WARPS = """
+#include <cstring>
+#define __device__
+#define __forceinline__ inline
+struct float4 { float x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static Index blockDim{128};
+template <class To, class From> static To bits(From from) { To to; std::memcpy(&to, &from, 4); return to; }
+static float __uint_as_float(unsigned x) { return bits<float>(x); }
+static float __int_as_float(int x) { return bits<float>(x); }
+static unsigned __cvta_generic_to_shared(const void*) { return 0; }
+template <typename T> static T shuffle(T value, int from) {
+  const int warp = threadIdx.x / 32;
+  lanes[warp][threadIdx.x % 32] = bits<int>(value);
+  warp_barriers[warp]->arrive_and_wait();
+  const T out = bits<T>(lanes[warp][from]);
+  warp_barriers[warp]->arrive_and_wait();
+  return out;
+}
+static int __shfl_sync(unsigned, int value, int from) { return shuffle(value, from); }
+static float __shfl_xor_sync(unsigned, float value, int x) { return shuffle(value, threadIdx.x % 32 ^ x); }
+static unsigned __ballot_sync(unsigned, bool on) {
+  const int bit = on ? static_cast<int>(1u << threadIdx.x % 32) : 0;
+  return reduce(bit, [](int a, int b) { return a | b; });
+}
+static void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
+"""
+_ENTRIES = """
+static void walk_runs(const int* tile, int blocks, int* out) {
+  for_each_run(tile, blocks, [&](Run run) {
+    if (threadIdx.x == 0) *out++ = run.begin, *out++ = run.end, *out++ = run.partial;
+  });
+  if (threadIdx.x == 0) *out = -1;
+}
+struct WalkArgs { const int* tile; int blocks; int* out; };
+extern "C" void prepare(const pre::Params* args, int blocks) { run_blocks(attn_bwd_pre, *args, blocks, 128); }
+extern "C" void walk_tile(const int* tile, int blocks, int* out) {
+  run_blocks([](const WalkArgs& a) { walk_runs(a.tile, a.blocks, a.out); }, WalkArgs{tile, blocks, out}, 1, 32);
+}
+"""
+
+
+def host(spec: BackwardSpec, folder: Path) -> ctypes.CDLL:
+    """The preparation kernel and the walk of a spec, as host code."""
+    headers = dict(spec.source().headers)
+    sizes = f"constexpr int BLOCK_Q = {spec.block_q}, BLOCK_KV = {spec.block_kv}, HEAD_DIM = {spec.head_dim};\n"
+    parts = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS, sizes]
+    parts += [headers[name] for name in ("device/types.cuh", "device/key_tile.cuh", "attn_bwd_pre.cu")]
+    text = "\n".join(parts).replace("#pragma once", "").replace('extern "C" __global__', "__global__")
+    order = text.find("// attn_bwd_order")
+    text = text[:order] if order >= 0 else text
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(('#include "', "#pragma unroll"))]
+    folder.mkdir(exist_ok=True)
+    return _compile("\n".join(lines) + _ENTRIES, folder)
+
+
+def masks(form: MaskForm, nq: int, nk: int, rng: random.Random) -> BoundaryVectors:
+    """Bounds in long runs, so that tiles of every class come up, some intervals empty."""
+
+    def steps() -> list[int]:
+        out: list[int] = []
+        while len(out) < nk:
+            out += [rng.choice((0, nq, rng.randint(0, nq)))] * rng.randint(1, 150)
+        return out[:nk]
+
+    def pair() -> tuple[list[int], list[int]]:
+        pairs = [(min(a, b), max(a, b)) for a, b in zip(steps(), steps(), strict=True)]
+        return [a for a, _ in pairs], [b for _, b in pairs]
+
+    lower, upper = pair(), pair()
+    lists = {"lts": lower[0], "lte": lower[1], "uts": upper[0], "ute": upper[1], "diag": [x // 3 for x in steps()]}
+    made = {name: torch.tensor(x, dtype=torch.int32).view(1, 1, nk) for name, x in lists.items() if getattr(form, name)}
+    return BoundaryVectors(nq, nk, 1, 1, form.causal, **made)
+
+
+def prepared(library: ctypes.CDLL, spec: BackwardSpec, v: BoundaryVectors) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Key tile records [tiles, TILE_INTS], and what the kernel made of random rows (the first one sees nothing)."""
+    q_blocks, kv_blocks = -(-v.nq // spec.block_q), -(-v.nk // spec.block_kv)
+    out, dout = (torch.randn(1, v.nq, 1, spec.head_dim).bfloat16() for _ in range(2))
+    lse, dlse = torch.randn(1, 1, v.nq), torch.randn(1, 1, v.nq)
+    lse[..., 0] = -torch.inf
+    made = {
+        "lse2": torch.full((q_blocks * spec.block_q,), torch.nan),
+        "dpsum": torch.full((q_blocks * spec.block_q,), torch.nan),
+        "dead_rows": torch.full((q_blocks,), -1, dtype=torch.int32),
+        "dq": torch.full((q_blocks * spec.block_q * spec.head_dim,), torch.nan),
+        "turns": torch.full((q_blocks,), -1, dtype=torch.int32),
+        "ticket": torch.full((1,), -1, dtype=torch.int32),
+        "tiles": torch.full((kv_blocks, TILE_INTS), -1, dtype=torch.int32),
+    }
+    given = {"out": out, "dout": dout, "lse": lse, "dlse": dlse, **made}
+    vectors = {n: t for n, t in zip(VECTORS, v.tensors, strict=True) if t is not None}
+    pointers = {name: t.data_ptr() for name, t in (given | vectors).items()}
+    strides = {f"{t}_{d}": s for t in ("out", "dout") for d, s in (("batch", 0), ("row", spec.head_dim), ("head", 0))}
+    sizes = {"nq": v.nq, "nk": v.nk, "hq": 1, "batch": 1, "q_blocks": q_blocks, "kv_blocks": kv_blocks}
+    arguments = _Pre(**pointers, **strides, **sizes, mask_tiles=kv_blocks, mask_heads=1)
+    library.prepare(ctypes.byref(arguments), q_blocks + -(-kv_blocks // 4))
+    expected = torch.full_like(made["dpsum"], 0.0)
+    expected[: v.nq] = (out.double() * dout.double()).sum(-1).view(-1).float() - dlse.view(-1)
+    expected[0] = 0.0
+    return made["tiles"], made | {"lse": lse, "expected": expected}
+
+
+def runs_of(library: ctypes.CDLL, record: torch.Tensor, blocks: int) -> list[tuple[int, int, bool]]:
+    room = (ctypes.c_int * (3 * blocks + 4))()
+    library.walk_tile(ctypes.c_void_p(record.data_ptr()), blocks, room)
+    values = list(room)[: list(room).index(-1)]
+    return [(a, b, bool(c)) for a, b, c in zip(*[iter(values)] * 3, strict=True)]
+
+
+def only(v: BoundaryVectors, causal: bool, kept: tuple[str, ...]) -> BoundaryVectors:
+    """`v` with one kind of interval alone."""
+    vectors = {name: t if name in kept else None for name, t in zip(VECTORS, v.tensors, strict=True)}
+    return replace(v, causal=causal, **vectors)
+
+
+@pytest.mark.parametrize(("name", "deterministic"), [*((name, False) for name in FORMS), ("document", True), ("five", True)])
+def test_records_and_walks(name: str, deterministic: bool, tmp_path: Path) -> None:
+    """A block left out is hidden from all keys, an UNMASKED one from none; one that a single interval hides is left out."""
+    spec = BackwardSpec(64, "bf16", FORMS[name], deterministic, block_q=64, block_kv=128)
+    library = host(spec, tmp_path / "host")
+    rng = random.Random(name)
+    for nq, nk in ((300, 390), (64, 128), (129, 640), (1, 1)):
+        v = masks(spec.form, nq, nk, rng)
+        masked = v.masked()[0, 0]
+        tiles, _ = prepared(library, spec, v)
+        sharp = classify(v, spec.block_q, spec.block_kv)[0, 0]
+        alone = [only(v, causal, kept) for causal, kept in ((v.causal, ("diag",)), (False, VECTORS[:2]), (False, VECTORS[2:4]))]
+        hidden_by_one = [x.masked()[0, 0] for x in alone]
+        blocks = -(-nq // spec.block_q)
+        for tile, record in enumerate(tiles):
+            runs = runs_of(library, record, blocks)
+            kinds = {m: partial for begin, end, partial in runs for m in range(begin, end)}
+            order = [m for begin, end, _ in runs for m in (range(end - 1, begin - 1, -1) if deterministic else range(begin, end))]
+            assert order == sorted(kinds, reverse=deterministic)
+            assert record[BLOCKS] == len(order)
+            cols = slice(tile * spec.block_kv, (tile + 1) * spec.block_kv)
+            ragged = cols.stop > nk
+            for m in range(blocks):
+                rows = slice(m * spec.block_q, (m + 1) * spec.block_q)
+                cell = masked[rows, cols]
+                if m not in kinds:
+                    assert cell.all()
+                    continue
+                assert not any(x[rows, cols].all() for x in hidden_by_one)
+                if not kinds[m]:
+                    assert not cell.any()
+                    assert not ragged, "keys past the end are masked"
+                elif sharp[m, tile] == TileClass.UNMASKED:
+                    assert ragged
+            dead = masked[:, cols].all(0)
+            words = [int(x) & BITS for x in record[DEAD_KEYS : DEAD_KEYS + spec.block_kv // 32]]
+            assert [words[k // 32] >> k % 32 & 1 for k in range(spec.block_kv)] == [
+                *dead.int().tolist(),
+                *[0] * (spec.block_kv - len(dead)),
+            ]
+
+
+def test_row_constants(tmp_path: Path) -> None:
+    spec = BackwardSpec(64, "bf16", MaskForm(), True, block_q=64, block_kv=128)
+    library = host(spec, tmp_path / "host")
+    v = BoundaryVectors(100, 10, 1, 1, False)
+    _, made = prepared(library, spec, v)
+    assert made["dead_rows"].tolist() == [1, 0]
+    assert made["turns"].tolist() == [0, 0]
+    assert made["ticket"].tolist() == [0]
+    assert not made["dq"].any()
+    lse2 = made["lse"].view(-1) * torch.tensor(1.4426950408889634)
+    assert made["lse2"][0] == torch.inf, "a row that sees nothing"
+    assert torch.equal(made["lse2"][1:100], lse2[1:])
+    assert (made["lse2"][100:] == torch.inf).all(), "rows past the end"
+    assert torch.allclose(made["dpsum"], made["expected"], rtol=0, atol=2**-20 * 64)
