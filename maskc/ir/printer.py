@@ -1,7 +1,8 @@
 """The text form of every IR type: what `--emit` shows, what golden files hold, and what `reader` reads back exactly.
 
 Precedence is mostly explicit: a sum, a product, `and`, `or` and a choice stand in parentheses unless they are the whole
-term, a side of a comparison or (products) a term of a sum. `@doc` is the segment that a `where` is about; `doc.ordinal[k]` is the number of a segment.
+term, a side of a comparison or (products) a term of a sum. `@doc` is the segment that a `where` is about;
+`doc.ordinal[k]` is the number of a segment.
 """
 
 from __future__ import annotations

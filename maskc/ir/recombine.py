@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from maskc.ir.bounds import Bound, Extremum, bound_expr, bound_of, le
-from maskc.ir.facts import Context
+from maskc.ir.facts import Context, compare_facts
 from maskc.ir.intervals import Branch, Interval, Leaf, Tree
 from maskc.ir.linear import ZERO, Lin
-from maskc.ir.nodes import Pred, Size
+from maskc.ir.nodes import Compare, Pred, Size
+from maskc.ir.normalize import definedness
 
 
 def merge_branches(pred: Pred, then: Tree, orelse: Tree, yes: Context, no: Context) -> Tree:
@@ -33,8 +34,25 @@ def _merge_leaves(a: Leaf, b: Leaf, yes: Context, no: Context) -> Leaf | None:
     return Leaf(tuple(i for i in visible if i is not None), lower, upper)
 
 
+def _readable(i: Interval, context: Context) -> bool:
+    """Whether all reads of the interval are inside: where they are not, a bound may be right and yet have no value."""
+    fn, space = context.table.fn, context.table.space
+    for read in (*definedness(fn, i.lo), *definedness(fn, i.hi)):
+        if isinstance(read, Compare):
+            if not all(context.entails(f.form) for f in compare_facts(space, read)):
+                return False
+        elif context.known.get(context.table.boolean(read)) is not True:
+            return False
+    return True
+
+
 def _merge(a: Interval | None, b: Interval | None, yes: Context, no: Context) -> Interval | None:
     """One interval that equals `a` in the first context and `b` in the second, up to clamping and empty intervals."""
+    merged = _equal_in_both(a, b, yes, no)
+    return merged if merged is not None and _readable(merged, yes) and _readable(merged, no) else None
+
+
+def _equal_in_both(a: Interval | None, b: Interval | None, yes: Context, no: Context) -> Interval | None:
     if a is None or b is None:
         whole = a if b is None else b
         assert whole is not None
