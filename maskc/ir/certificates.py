@@ -6,14 +6,16 @@ negative constant. `check` expands that sum with sympy and looks at nothing the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from maskc.diagnostics import error
 from maskc.ir.fourier import Fact, Row
 from maskc.ir.linear import Lin, Space
 from maskc.ir.nodes import Add, Const, Expr, Mul
-from maskc.ir.printer import print_term
+from maskc.ir.printer import print_certificate, print_term
 from maskc.ir.verdict import Certificate, Cut
 
 if TYPE_CHECKING:
@@ -67,6 +69,15 @@ def _divided(space: Space, row: Row, cuts: dict[int, tuple[str, Cut]]) -> dict[s
 def _integral(parts: dict[str, Fraction]) -> tuple[tuple[int, str], ...]:
     scale = lcm(*(c.denominator for c in parts.values()))
     return tuple((int(c * scale), t) for t, c in parts.items())
+
+
+def confirm(certificates: Iterable[Certificate]) -> None:
+    """Check certificates with sympy. Raises M304 for one that it does not confirm: the prover has a bug."""
+    for c in certificates:
+        if not check(c):
+            raise error(
+                "M304", f"sympy does not confirm a step of the proof: {print_certificate(c)}", None, "please report this mask"
+            )
 
 
 def check(c: Certificate) -> bool:

@@ -50,6 +50,15 @@ declared facts. The smallest input that was found to break the claim is printed.
 
 What to do: correct the mask, or drop the claim.
 """,
+    "M304": """A step of the proof was not confirmed
+
+Under `maskc check` and `--emit proof` every entailment that a proof uses comes with a certificate (facts with
+multipliers whose sum is a negative constant), and sympy expands each sum again. One that does not come out is a bug of
+the prover, and the mask is refused rather than trusted.
+
+What to do: please report the mask. It can still be compiled without the check; its vectors are then compared with the
+predicate by `--check 2`.
+""",
     "W301": """The mask is neither proved nor refuted
 
 The prover did not find a tree of cases in which every key has at most two masked runs, and no small input needs more.

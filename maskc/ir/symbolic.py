@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from maskc.ir.arrange import Gap, Sorted, arrange
 from maskc.ir.bounds import Bound, bound_expr, stripped
-from maskc.ir.certificates import certificate
+from maskc.ir.certificates import certificate, confirm
 from maskc.ir.checks import run_checks, starts_at_diagonal
 from maskc.ir.facts import Context, FactTable, Ledger
 from maskc.ir.intervals import VECTORS, Branch, Interval, IntervalProgram, Leaf, Tree, Vector
@@ -34,7 +34,7 @@ class Stuck(Exception):
 def prove(fn: MaskFn, certify: bool = False) -> Verdict:
     """Proven with a program, Refuted with the smallest column found, or Unknown. Raises M201/M302 (form).
 
-    certify: keep a re-checkable certificate for every entailment (`Proven.certificates`).
+    certify: keep a certificate for every entailment (`Proven.certificates`) and check each of them again with sympy.
     """
     lowered = lower(fn)
     ledger = Ledger(proofs=[] if certify else None)
@@ -47,6 +47,7 @@ def prove(fn: MaskFn, certify: bool = False) -> Verdict:
             continue
         proofs = ledger.proofs or []
         certificates = tuple(dict.fromkeys(certificate(lowered.space, goal, row) for goal, row in proofs))
+        confirm(certificates)
         return Proven(program, certificates, ledger.queries, ledger.splits)
     from maskc.ir.search import refutation
 

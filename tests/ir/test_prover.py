@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskc.diagnostics import MaskcError
 from maskc.frontend import parse_file
-from maskc.ir.certificates import certificate, check, to_sympy
+from maskc.ir.certificates import certificate, check, confirm, to_sympy
 from maskc.ir.fourier import Fact, refute, solve
 from maskc.ir.linear import Lin, Space
 from maskc.ir.nodes import Expr, MaskFn, Scalar
@@ -94,6 +95,12 @@ def test_a_forged_certificate_is_noticed() -> None:
     assert check(with_cut)
     assert not check(replace(with_cut, cuts=(replace(cut, row="x - y - 2"),)))
     assert not check(replace(with_cut, cuts=(replace(cut, divisor=1),)))
+
+
+def test_a_proof_with_a_forged_certificate_is_refused() -> None:
+    confirm([Certificate("y >= 0", ((1, "y - x"), (1, "x"), (1, "-1 - y")))])
+    with pytest.raises(MaskcError, match="M304"):
+        confirm([Certificate("y >= 0", ((1, "y - x"), (1, "-1 - y")))])
 
 
 @pytest.mark.parametrize("stem", FORMS)
