@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--batch-heads", type=int, default=None, help="batch * heads of a cell instead of 131072 tokens")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parallel", type=int, default=6, help="workers that compile at the same time")
+    parser.add_argument("--parallel", type=int, default=12, help="workers that compile at the same time")
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/attention.json"))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -46,11 +46,10 @@ def main() -> int:
     deadline = time.monotonic() + args.timeout
     rows: list[dict[str, Any]] = []
     info: dict[str, Any] = {}
-    for seqlen in args.seqlens:
-        cells = [(name, seqlen) for name in args.masks or NAMES]
-        for reply in _run_cells(cells, args, deadline):
-            rows += reply.get("rows", [])
-            info.update(reply.get("info", {}))
+    cells = [(name, seqlen) for seqlen in args.seqlens for name in args.masks or NAMES]
+    for reply in _run_cells(cells, args, deadline):
+        rows += reply.get("rows", [])
+        info.update(reply.get("info", {}))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
     print(table(rows))
@@ -71,7 +70,14 @@ def _run_cells(cells: list[tuple[str, int]], args: argparse.Namespace, deadline:
         while waiting and len(running) < args.parallel:
             name, seqlen = waiting.pop(0)
             command = [sys.executable, "-m", "benchmarks.attention", "--worker", f"{name},{seqlen}", *options]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},  # the workers are the parallelism
+            )
             running.append((f"{name},{seqlen}", process))
         label, process = running.pop(0)
         line = _read_line(process.stdout, deadline, process)
@@ -134,12 +140,9 @@ def _worker(args: argparse.Namespace) -> int:
         try:
             started = time.perf_counter()
             prepared[peer.name] = peer.prepare(case, batch)
-            _step(prepared[peer.name], _tensors(peer.layout, 1, case.seqlen, args.heads, kv_heads, args.head_dim))
+            _step(prepared[peer.name], _tensors(peer.layout, batch, case.seqlen, args.heads, kv_heads, args.head_dim))
             torch.cuda.synchronize()
             extra[peer.name] = {"first_step_s": round(time.perf_counter() - started, 3)}
-            if batch > 1:  # static shapes: compile the real batch too, outside the figure
-                _step(prepared[peer.name], _tensors(peer.layout, batch, case.seqlen, args.heads, kv_heads, args.head_dim))
-                torch.cuda.synchronize()
         except Exception as problem:
             if peer.name == "maskc":
                 raise
@@ -219,12 +222,13 @@ def _time_peers(
             q, k, v, dout = tensors[peer.layout]
             forward = prepared[peer.name]
             with torch.no_grad():
-                samples[peer.name, "fwd"].append(_events(lambda f=forward, a=q, b=k, c=v: f(a, b, c)))
-            out = forward(q, k, v)
+                samples[peer.name, "fwd"].append(_events(lambda _, f=forward, a=q, b=k, c=v: f(a, b, c)))
             samples[peer.name, "bwd"].append(
-                _events(lambda o=out, a=q, b=k, c=v, d=dout: torch.autograd.grad(o, (a, b, c), d, retain_graph=True))
+                _events(
+                    lambda out, a=q, b=k, c=v, d=dout: torch.autograd.grad(out, (a, b, c), d),
+                    before=lambda f=forward, a=q, b=k, c=v: f(a, b, c),
+                )
             )
-            del out
     table_rows = []
     for peer in peers:
         row: dict[str, Any] = {
@@ -240,20 +244,21 @@ def _time_peers(
     return table_rows
 
 
-def _events(call: Callable[[], Any], seconds: float = 0.35) -> list[float]:
-    """Milliseconds of single calls, by CUDA events: two warm calls, then as many as fit in `seconds` (3 to 20)."""
+def _events(call: Callable[[Any], Any], before: Callable[[], Any] = lambda: None, seconds: float = 0.15) -> list[float]:
+    """Milliseconds of single calls by CUDA events, each after an untimed `before`: 2 warm, then 3 to 20 in about `seconds`."""
     import torch
 
-    call()
-    started = time.perf_counter()
-    call()
+    call(before())
     torch.cuda.synchronize()
-    once = time.perf_counter() - started
-    count = max(3, min(20, int(seconds / max(once, 1e-6))))
+    started = time.perf_counter()
+    call(before())
+    torch.cuda.synchronize()
+    count = max(3, min(20, int(seconds / max(time.perf_counter() - started, 1e-6))))
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for start, end in pairs:
+        given = before()
         start.record()
-        call()
+        call(given)
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
