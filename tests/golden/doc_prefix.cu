@@ -18,7 +18,7 @@ MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {
     }
     return bounds(nq, doc_at_k.end, nq, 0, k);
   }
-  return bounds(nq, 0, nq, 0, 0);
+  return bounds(nq, 0, nq, 0, nq);
 }
 
 struct PrepArgs {
