@@ -3,7 +3,8 @@
     python -m benchmarks.attention --seqlens 8192 32768 --out benchmarks/results/attention.json
 
 One worker process a mask compiles everything first (in parallel); then the workers are timed one after another, peers
-interleaved in rounds, medians over all repetitions. TFLOP/s = 4 B H S^2 D density (forward), 2.5 times that (backward),
+interleaved in rounds, medians over all repetitions. new_mask_ms: what a step with a new
+mask costs beyond a step with a known one. TFLOP/s = 4 B H S^2 D density (forward), 2.5 times that (backward),
 by exact density; a second figure counts every touched 128 x 128 tile as full, as the FlashMask papers do.
 """
 
@@ -233,13 +234,13 @@ def _time_peers(
     for peer in peers:
         row: dict[str, Any] = {
             "peer": peer.name, "mask": case.name, "seqlen": case.seqlen, "batch": batch, "heads": args.heads,
-            "kv_heads": kv_heads, "head_dim": args.head_dim, "prepare_ms": _prepare_ms(peer, case, batch),
-            "differs": agreement[peer.name],
+            "kv_heads": kv_heads, "head_dim": args.head_dim, "differs": agreement[peer.name],
         }  # fmt: skip
         for way in ("fwd", "bwd"):
             rounds = [median(r) for r in samples[peer.name, way]]
             row[f"{way}_ms"] = median(x for r in samples[peer.name, way] for x in r)
             row[f"{way}_spread"] = (max(rounds) - min(rounds)) / row[f"{way}_ms"]
+        row["new_mask_ms"] = _new_mask_ms(peer, case, batch, tensors[peer.layout]) - row["fwd_ms"]
         table_rows.append(row)
     return table_rows
 
@@ -264,17 +265,18 @@ def _events(call: Callable[[Any], Any], before: Callable[[], Any] = lambda: None
     return [start.elapsed_time(end) for start, end in pairs]
 
 
-def _prepare_ms(peer: Any, case: Any, batch: int) -> float:
-    """A new mask of known shape: wall time until the device has everything, median of 3."""
+def _new_mask_ms(peer: Any, case: Any, batch: int, tensors: tuple[Any, Any, Any, Any]) -> float:
+    """A step with a new mask of known shape: wall time of preparation and one forward, median of 3."""
     import torch
 
     times = []
-    for _ in range(3):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        peer.prepare(case, batch)
-        torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - started))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            peer.prepare(case, batch)(*tensors[:3])
+            torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - started))
     return median(times)
 
 
