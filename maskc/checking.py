@@ -10,12 +10,12 @@ from maskc.diagnostics import Diagnostic, MaskcError
 from maskc.ir.nodes import MaskFn
 from maskc.targets import compile_fn
 
-Outcome = Literal["proved", "undecided", "refused"]
+Outcome = Literal["proved", "undecided", "refused", "empty"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of one mask, or of a file that has no mask to speak of (then `mask` is None)."""
+    """What is known of one mask; of a file that could not be read or holds no mask ("empty"), `mask` is None."""
 
     target: str
     mask: str | None
@@ -36,6 +36,8 @@ class Report:
             parts = [*(["causal"] if self.causal else []), *([" ".join(self.vectors)] if self.vectors else [])]
             claims = f", {self.claims} claim{'s' * (self.claims > 1)} hold{'s' * (self.claims == 1)}" if self.claims else ""
             lines.append(f"{self.target}: {self.mask} is proved ({'; '.join(parts) or 'no vector'}){claims}")
+        elif self.outcome == "empty":
+            lines.append(f"{self.target} holds no mask")
         elif self.mask is not None:
             lines.append(f"{self.target}: {self.mask} is {self.outcome}")
         return "\n".join(lines)
@@ -66,6 +68,8 @@ def _check(target: str) -> list[Report]:
         masks = file.masks if name is None else (file.pick(name),)
     except MaskcError as e:
         return [_refused(target, None, e.diagnostics)]
+    if not masks:
+        return [Report(target, None, "empty", False, (), 0, file.warnings)]
     about_file = file.warnings
     return [_check_mask(path, fn, about_file if fn is masks[0] else ()) for fn in masks]
 

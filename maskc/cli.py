@@ -220,7 +220,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"maskc {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return MISUSE
+
+    parser.set_defaults(command=show_help)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     _add_compile(commands)
     _add_check(commands)
     _add_explain(commands)

@@ -39,6 +39,26 @@ def test_all_masks_of_a_file_are_checked_unless_one_is_named(tmp_path: Path, cap
     assert capsys.readouterr().out.count("proved") == 1
 
 
+def test_a_file_without_masks_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "empty.mask"
+    path.write_text("")
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path} holds no mask\n"
+
+
+def test_an_undecided_mask_warns_and_is_refused_under_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its third gap shows only in sequences longer than the search tries."""
+    path = tmp_path / "far.mask"
+    path.write_text("mask far = k <= q < k + 2 or k + 40 <= q < k + 60 or k + 80 <= q < k + 90\n")
+    assert main(["check", str(path)]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("warning[W301]: ")
+    assert out.endswith(f"{path}: far is undecided\n")
+    assert main(["check", "--strict", str(path)]) == 1
+    assert main(["explain", str(path)]) == 0
+    assert "undecided" in capsys.readouterr().out
+
+
 def test_every_error_of_a_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "two_errors.mask"
     path.write_text("input window : int\nmask a = q < windw\nmask b = k < widow\n")

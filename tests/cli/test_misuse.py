@@ -32,7 +32,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ((), "M540"),
         (("compil",), "M540"),
         (("compile",), "M540"),
         (("compile", DOC_PREFIX, "--emit", "sas"), "M540"),
@@ -58,6 +57,12 @@ def test_misuse_ends_with_status_2(run: Run, arguments: tuple[str, ...], code: s
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith(f"error[{code}]: ")
+
+
+def test_nothing_at_all_shows_the_help(run: Run) -> None:
+    status, out, err = run()
+    assert (status, out) == (2, "")
+    assert "explain" in err
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe\x00mask", b"\x00\x01\x02"])
