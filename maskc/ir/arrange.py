@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from maskc.ir.bounds import Bound, extremum, forms, le
+from maskc.ir.bounds import Bound, extremum, forms, le, stripped
 from maskc.ir.facts import Context
 from maskc.ir.linear import ZERO, Lin
 from maskc.ir.nodes import Row
@@ -52,7 +52,7 @@ def arrange(
         lows, highs = (*lows, ZERO), (*highs, nq)
         if not _empty(context, lows, highs):
             pairs.append((extremum(context, "max", lows), extremum(context, "min", highs)))
-    pairs = _merged(context, _uncovered(context, pairs))
+    pairs = _merged(context, _uncovered(context, pairs), nq)
     order = _order(context, pairs)
     gaps = None if order is None else _gaps(context, order, nq, diagonal)
     if order is not None and gaps is not None and len(gaps) <= GAPS:
@@ -75,14 +75,19 @@ def _uncovered(context: Context, pairs: list[Pair]) -> list[Pair]:
     return out
 
 
-def _merged(context: Context, pairs: list[Pair]) -> list[Pair]:
+def _at_most(context: Context, lo: Bound, hi: Bound, nq: Lin) -> bool:
+    """Whether no row of the problem lies in [hi, lo): lo <= hi, with or without the limits 0 and nq of the two."""
+    return le(context, lo, hi) or le(context, stripped(lo, ZERO, nq), stripped(hi, ZERO, nq))
+
+
+def _merged(context: Context, pairs: list[Pair], nq: Lin) -> list[Pair]:
     """Touching intervals joined."""
     for i, (a_lo, a_hi) in enumerate(pairs):
         for j in range(i + 1, len(pairs)):
             b_lo, b_hi = pairs[j]
-            if le(context, a_lo, b_hi) and le(context, b_lo, a_hi):
+            if _at_most(context, a_lo, b_hi, nq) and _at_most(context, b_lo, a_hi, nq):
                 hull = (extremum(context, "min", (a_lo, b_lo)), extremum(context, "max", (a_hi, b_hi)))
-                return _merged(context, [*pairs[:i], hull, *pairs[i + 1 : j], *pairs[j + 1 :]])
+                return _merged(context, [*pairs[:i], hull, *pairs[i + 1 : j], *pairs[j + 1 :]], nq)
     return pairs
 
 
@@ -109,7 +114,7 @@ def _gaps(context: Context, order: list[Pair], nq: Lin, diagonal: Lin | None) ->
     if not le(context, order[0][0], ZERO if diagonal is None else diagonal):
         gaps.append(Gap(ZERO, order[0][0], "top"))
     for (_, hi), (lo, _) in pairwise(order):
-        if not le(context, lo, hi):
+        if not _at_most(context, lo, hi, nq):
             gaps.append(Gap(hi, lo, "middle"))
     if not le(context, nq, order[-1][1]):
         gaps.append(Gap(order[-1][1], nq, "bottom"))

@@ -12,8 +12,9 @@ from typing import TypeVar, assert_never
 
 from maskc.ir.evaluate import Run, masked_runs, visible_runs
 from maskc.ir.lower import GuardedIntervals, interval_cases, needs_hole_free
-from maskc.ir.nodes import Check, InputKind, MaskFn
-from maskc.ir.reference import Env, dense, visible
+from maskc.ir.nodes import And, Check, InputKind, MaskFn, Or, Pred
+from maskc.ir.printer import print_term
+from maskc.ir.reference import Env, Point, dense, holds, visible
 from maskc.ir.samples import describe, random_env, runs_text
 from maskc.ir.verdict import Counterexample, Refuted
 
@@ -21,6 +22,7 @@ _T = TypeVar("_T")
 SIZES = range(3, 13)
 TRIALS = 100  # per size
 HEADS = 2
+_LONG = 70  # characters of a quoted condition
 
 
 def smallest(
@@ -69,7 +71,36 @@ def refutation(fn: MaskFn) -> Refuted | None:
     assert seen == [q for q in range(env.nq) if not any(lo <= q < hi for lo, hi in runs)]
     inputs = describe(fn, env)
     text = f"{_sizes(env)}{_inputs(inputs)}{_head(fn, h)}key {k}: masked rows {runs_text(runs)} (seen by {_rows(seen)})"
-    return Refuted(Counterexample(env.nq, env.nk, k, inputs, tuple(runs), text))
+    return Refuted(Counterexample(env.nq, env.nk, k, inputs, tuple(runs), text, _why(fn, env, seen, k, h)))
+
+
+def _why(fn: MaskFn, env: Env, seen: list[int], k: int, h: int) -> str:
+    """Which alternative of the mask shows the key to each group of rows."""
+    out = []
+    for group in _groups(seen):
+        chosen = _alternatives(fn, env, fn.body, Point(group[0], k, h))
+        if not chosen:
+            return ""
+        rows = runs_text([group])
+        out.append(f"{'rows' if '-' in rows else 'row'} {rows} by {' and '.join(f'`{t}`' for t in chosen)}")
+    return "; ".join(out)
+
+
+def _alternatives(fn: MaskFn, env: Env, p: Pred, at: Point) -> list[str]:
+    """The source text of the first true term of every outermost `or`."""
+    match p:
+        case And(terms):
+            return [text for t in terms for text in _alternatives(fn, env, t, at)]
+        case Or(terms):
+            term = next((t for t in terms if holds(fn, env, t, at)), None)
+            if term is None:
+                return []
+            text = " ".join(term.span.text.split()) if term.span is not None else print_term(term)
+            if text.startswith("(") and text.endswith(")"):
+                text = text[1:-1]
+            return [text if len(text) <= _LONG else text[: _LONG - 1] + "…"]
+        case _:
+            return []
 
 
 def _overfull(fn: MaskFn, cases: GuardedIntervals, env: Env) -> tuple[int, int, list[Run]] | None:
@@ -110,14 +141,19 @@ def _head(fn: MaskFn, h: int) -> str:
     return f"head {h}, " if _per_head(fn) else ""
 
 
-def _rows(rows: list[int]) -> str:
+def _groups(rows: list[int]) -> list[tuple[int, int]]:
+    """Sorted rows as half-open runs."""
     runs: list[tuple[int, int]] = []
     for q in rows:
         if runs and runs[-1][1] == q:
             runs[-1] = (runs[-1][0], q + 1)
         else:
             runs.append((q, q + 1))
-    return runs_text(runs).replace(" | ", ", ") or "no row"
+    return runs
+
+
+def _rows(rows: list[int]) -> str:
+    return ", ".join(runs_text([r]) for r in _groups(rows)) or "no row"
 
 
 # ---------------------------------------------------------------- messages and claims
@@ -125,7 +161,7 @@ def _rows(rows: list[int]) -> str:
 
 def scattered_example(fn: MaskFn) -> str | None:
     """A small input with a key that two separate groups of rows see, as `kind = 0 1 0: key 0 is seen by rows 0 and 2`."""
-    found = smallest(fn, frozenset(), range(3, 8), 60, lambda env: _scattered(fn, env))
+    found = smallest(fn, frozenset(), range(3, 10), 60, lambda env: _scattered(fn, env))
     if found is None:
         return None
     env, (h, k, groups) = found

@@ -33,7 +33,11 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """The smallest column found that needs more than two masked runs, or that breaks a claim."""
+    """The smallest column found that needs more than two masked runs.
+
+    text: one line, `n = 8, doc = [3, 5], key 4: masked rows 0-1 | 3 | 7 (seen by 2, 4-6)`. why: which alternatives of
+    the mask show the key to which rows; empty if the mask has none.
+    """
 
     nq: int
     nk: int
@@ -41,6 +45,7 @@ class Counterexample:
     inputs: tuple[tuple[str, str], ...]
     masked_runs: tuple[tuple[int, int], ...]  # half-open
     text: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,16 @@ def test_three_bands_are_refuted() -> None:
     verdict = prove(mask("mask bands = k <= q < k + 2 or k + 4 <= q < k + 6 or k + 8 <= q < k + 10"))
     assert isinstance(verdict, Refuted)
     assert verdict.counterexample.text == "n = 11, key 0: masked rows 2-3 | 6-7 | 10 (seen by 0-1, 4-5, 8-9)"
+    why = "rows 0-1 by `k <= q < k + 2`; rows 4-5 by `k + 4 <= q < k + 6`; rows 8-9 by `k + 8 <= q < k + 10`"
+    assert verdict.counterexample.why == why
+
+
+def test_empty_gaps_between_neighbours_do_not_count() -> None:
+    """Also where the limit of the rows cuts between them."""
+    verdict = prove(mask("mask m = k == q or k == q - 1 or k == q - 2 or k == q - 3"))
+    assert isinstance(verdict, Proven)
+    assert verdict.program.vectors == ("lts",)
+    assert verdict.splits == 0
 
 
 def test_unknown_has_a_reason() -> None:
