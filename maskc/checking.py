@@ -76,7 +76,7 @@ def _check(target: str) -> list[Report]:
 
 def _check_mask(path: str, fn: MaskFn, warnings: tuple[Diagnostic, ...]) -> Report:
     try:
-        compiled = compile_fn(fn)
+        compiled = compile_fn(fn, certify=True)
     except MaskcError as e:
         return _refused(path, fn.name, (*warnings, *e.diagnostics))
     program = compiled.program

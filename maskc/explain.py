@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
-from maskc.ir.intervals import Branch, IntervalProgram, Leaf, Tree
+from maskc.ir.intervals import VECTORS, Branch, IntervalProgram, Leaf, Tree, Vector
 from maskc.ir.nodes import Check, MaskFn
 from maskc.ir.verdict import CheckResult
 from maskc.prose import Prose
@@ -101,7 +101,7 @@ def explain(compiled: CompiledMask, bound: BoundMask | None = None, block: tuple
     rows = Prose(fn).cases(program.tree) + [f"only where the block table `{t}` keeps the block" for t in fn.tables]
     needs = tuple(needed(program))
     properties = tuple(_property(c) for c in _properties(compiled))
-    return Explanation(fn.name, _text(fn), "proved", tuple(rows), needs, tuple(vector_notes(program)), properties, data)
+    return Explanation(fn.name, _text(fn), "proved", tuple(rows), needs, tuple(vector_notes(fn, program)), properties, data)
 
 
 def needed(program: IntervalProgram) -> Iterator[str]:
@@ -112,31 +112,34 @@ def needed(program: IntervalProgram) -> Iterator[str]:
     yield from (f"cover every token with `{name}` (else the batch is folded, or refused)" for name in program.tiling)
 
 
-def vector_notes(program: IntervalProgram) -> Iterator[tuple[str, str]]:
-    """(vector, what it holds, or why it is not there) for the causal flag and the four vectors."""
+def vector_notes(fn: MaskFn, program: IntervalProgram) -> Iterator[tuple[str, str]]:
+    """(vector, its values in words, or why it is not there) for the causal flag and the four vectors."""
     lower = any(leaf.lower is not None for leaf in leaves(program.tree))
     upper = any(leaf.upper is not None for leaf in leaves(program.tree))
-    free = "rows q < k are masked for free, without a vector" if program.causal else "off: some key may be seen by an earlier row"
-    absent_upper = (
-        "absent: above its visible rows a key is masked only where q < k"
-        if program.causal
-        else "absent: no key has rows masked above"
-    )
-    texts = {
-        "lts": ("first masked row of the lower interval", "absent: no key has rows masked below its visible rows"),
-        "lte": (
-            "end of the lower interval",
-            "absent: the lower interval always runs to the last row" if lower else "absent, as LTS",
-        ),
-        "uts": (
-            "first masked row of the upper interval",
-            "absent: the upper interval always begins with row 0" if upper else "absent, as UTE",
-        ),
-        "ute": ("end of the upper interval", absent_upper),
+    above = "above its visible rows a key is masked only where q < k" if program.causal else "no key has rows masked above"
+    absent = {
+        "lts": "no key has rows masked below its visible rows",
+        "lte": "the lower interval always runs to the last row" if lower else "as LTS",
+        "uts": "the upper interval always begins with row 0" if upper else "as UTE",
+        "ute": above,
     }
+    free = "rows q < k are masked for free, without a vector" if program.causal else "off: some key may be seen by an earlier row"
     yield "causal", free
-    for name, (present, absent) in texts.items():
-        yield name.upper(), present if name in program.vectors else absent
+    for name in VECTORS:
+        yield name.upper(), _values(fn, program, name) if name in program.vectors else f"absent: {absent[name]}"
+
+
+def _values(fn: MaskFn, program: IntervalProgram, vector: Vector) -> str:
+    """What a vector holds in one leaf or another."""
+    meaning = {
+        "lts": "first masked row of the lower interval",
+        "lte": "end of the lower interval",
+        "uts": "first masked row of the upper interval",
+        "ute": "end of the upper interval",
+    }
+    slots = [leaf.lower if vector in ("lts", "lte") else leaf.upper for leaf in leaves(program.tree)]
+    bounds = [slot.lo if vector in ("lts", "uts") else slot.hi for slot in slots if slot is not None]
+    return f"{meaning[vector]}: {' | '.join(dict.fromkeys(map(Prose(fn).expr, bounds)))}"
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:

@@ -44,12 +44,12 @@ def compile_file(file: TypedFile, name: str | None = None) -> CompiledMask:
     return compile_fn(file.pick(name), file.warnings)
 
 
-def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = ()) -> CompiledMask:
-    """Lower and prove one mask; decide its claims."""
+def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = (), *, certify: bool = False) -> CompiledMask:
+    """Lower and prove one mask; decide its claims. certify: keep the certificates, each checked again by sympy."""
     from maskc.compiled import CompiledMask
     from maskc.ir.symbolic import prove, run_checks
 
-    verdict = prove(fn)
+    verdict = prove(fn, certify)
     program: IntervalProgram | None = None
     match verdict:
         case Proven():
