@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 
 from maskc.ir.intervals import Interval
 from maskc.ir.linear import ZERO, Lin, Space
@@ -43,7 +42,7 @@ from maskc.ir.nodes import (
     Size,
     StartOf,
 )
-from maskc.ir.normalize import Literals, ancestry, dnf
+from maskc.ir.normalize import Literals, ancestry, check_cap, dnf
 from maskc.ir.refusals import Refusal, refuse
 from maskc.ir.traverse import TRUE, Node, reads_row, rewrite
 
@@ -151,27 +150,19 @@ class _Conjunction:
         self.blocks: dict[int, Lin] = {}  # a floor of the row that equals a form over k
 
     def cases(self) -> list[Case]:
-        comparisons = [p for p in self.literals if isinstance(p, Compare)]
-        others = [p for p in self.literals if not isinstance(p, Compare)]
-        forms = [(c, self._form(c)) for c in comparisons]
-        for c, form in forms:
+        """One case, or several where a literal splits (`!=`, `not same`, the first row of a segment)."""
+        comparisons = [(c, self._form(c)) for c in self.literals if isinstance(c, Compare)]
+        for c, form in comparisons:
             if c.op == "==":
                 self._learn_block(form)
-        parts: list[list[Case]] = []
-        # guards first, in source order: those that say that reads are inside precede the comparisons that read
-        for p in self.literals:
-            if isinstance(p, Compare):
-                form = next(f for c, f in forms if c is p)
-                parts.append(self._comparison(p, form))
-        parts = [*(self._truth(p) for p in others), *parts]
-        out: list[Case] = []
-        for choice in product(*parts):
-            total = Case()
-            for part in choice:
-                total = total & part
-            if not _impossible(total) and total not in out:
-                out.append(total)
-        return out
+        # truth atoms first, then in order: literals that say that reads are inside precede the comparisons that read
+        parts = [self._truth(p) for p in self.literals if not isinstance(p, Compare)]
+        parts += [self._comparison(c, form) for c, form in comparisons]
+        out = [Case()]
+        for part in parts:
+            out = [both for a in out for b in part if not _impossible(both := a & b)]
+            check_cap(len(out), self.fn.span)
+        return list(dict.fromkeys(out))
 
     # ------------------------------------------------------------ context
 
@@ -194,7 +185,7 @@ class _Conjunction:
                 return None
 
     def _form(self, c: Compare) -> Lin:
-        """B - a for `<=`, and so on: the literal says form >= 0, == 0 or != 0."""
+        """The form that the literal says to be >= 0, == 0 or != 0."""
         c = rewrite(c, self._share)
         d = self.space.lin(c.b) - self.space.lin(c.a)
         match c.op:

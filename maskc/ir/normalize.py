@@ -11,7 +11,7 @@ That is what lets `not (same(doc) and doc.pos[q] < 5)` be lowered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, assert_never
 
 from maskc.diagnostics import Span, error
@@ -283,10 +283,10 @@ def _scale(s: Shape, n: int) -> Shape:
     return Mul(Const(n), s)
 
 
-def _each(s: Shape, change: object) -> Shape:
+def _each(s: Shape, change: Callable[[Expr], Expr]) -> Shape:
     if isinstance(s, tuple):
         return (s[0], tuple(_each(x, change) for x in s[1]))
-    return change(s)  # type: ignore[operator, no-any-return]
+    return change(s)
 
 
 # ---------------------------------------------------------------- disjunctive normal form
@@ -331,11 +331,16 @@ def _join(a: Literals, b: Literals) -> Literals | None:
 
 
 def _capped(cases: list[Literals], span: Span | None) -> list[Literals]:
-    if len(cases) > DNF_CAP:
+    check_cap(len(cases), span)
+    return cases
+
+
+def check_cap(cases: int, span: Span | None) -> None:
+    """Raises M302 for more than DNF_CAP cases."""
+    if cases > DNF_CAP:
         raise error(
             "M302",
             f"this mask has more than {DNF_CAP} cases when its `or`s are multiplied out",
             span,
             "split the mask, or factor common conditions out of the `or`s",
         )
-    return cases

@@ -96,8 +96,7 @@ def _alternatives(fn: MaskFn, env: Env, p: Pred, at: Point) -> list[str]:
             if term is None:
                 return []
             text = " ".join(term.span.text.split()) if term.span is not None else print_term(term)
-            if text.startswith("(") and text.endswith(")"):
-                text = text[1:-1]
+            text = _without_outer_parentheses(text)
             return [text if len(text) <= _LONG else text[: _LONG - 1] + "…"]
         case _:
             return []
@@ -139,6 +138,15 @@ def _inputs(inputs: tuple[tuple[str, str], ...]) -> str:
 
 def _head(fn: MaskFn, h: int) -> str:
     return f"head {h}, " if _per_head(fn) else ""
+
+
+def _without_outer_parentheses(text: str) -> str:
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return text[1:-1] if i == len(text) - 1 and i > 0 else text
+    return text
 
 
 def _groups(rows: list[int]) -> list[tuple[int, int]]:
