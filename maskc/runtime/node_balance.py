@@ -8,7 +8,7 @@ loads agree. Stage 3 then balances the ranks inside each node, which leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,41 +63,79 @@ class NodeAssignment:
     method: str
 
 
-def balance_nodes(
-    weights: Sequence[int],
-    traffic: Traffic,
-    nodes: int,
-    ranks_per_node: int,
-    epsilon_ppm: int,
-    effort: Effort,
-    cost: Callable[[int, int], float],
-) -> NodeAssignment:
-    """Stages 1 to 3 and the node-first way; `cost(makespan, worst inflow)` decides. With one rank per node stage 3 is idle."""
-    w = np.asarray(weights, dtype=np.int64)
-    world = nodes * ranks_per_node
-    first = balance(weights, world, effort)
-    swapped = swap_traffic(w, np.array(first.owner, dtype=np.int64), traffic, ranks_per_node, world, epsilon_ppm)
-    blocks = node_blocks(w, traffic, nodes, -(-len(w) // world) * ranks_per_node)
-    ways = [("global, then swaps", swapped // ranks_per_node), ("node first", blocks)]
-    found: list[NodeAssignment] = []
-    for method, node_of in ways:
-        a = _inside_nodes(w, node_of, nodes, ranks_per_node, effort, first)
-        if method.startswith("global") and ranks_per_node == 1:
-            a = _assignment(w, swapped, world, first)
-        found.append(NodeAssignment(a, tuple(traffic.inflows(node_of, nodes).tolist()), method))
-    return min(found, key=lambda f: (cost(f.assignment.makespan, max(f.inflows)), max(f.inflows), f.method))
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Chunk workloads int64 [N], what they need, and the ranks: `nodes` times `ranks_per_node`. epsilon_ppm: the load band."""
+
+    weights: Ints
+    traffic: Traffic
+    nodes: int
+    ranks_per_node: int
+    epsilon_ppm: int
+    effort: Effort
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def capacity(self) -> int:
+        """Chunks a node may own."""
+        return -(-len(self.weights) // self.world) * self.ranks_per_node
+
+    @property
+    def mean(self) -> int:
+        return int(self.weights.sum()) // self.world
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """Workloads that a rank may have after a swap, if it was not above them before."""
+        margin = self.mean * self.epsilon_ppm // 1_000_000
+        return self.mean - margin, self.mean + margin
 
 
-def swap_traffic(w: Ints, owner: Ints, traffic: Traffic, ranks_per_node: int, world: int, epsilon_ppm: int) -> Ints:
+def balance_nodes(problem: Problem, cost: Callable[[int, int], float]) -> NodeAssignment:
+    """The better of both ways by `cost(makespan, worst inflow)`, among those whose makespan stays in the band."""
+    first = balance(problem.weights.tolist(), problem.world, problem.effort)
+    ways = by_swaps(problem, first), by_blocks(problem, first)
+    limit = max(first.makespan, problem.band[1])
+    inside = [way for way in ways if way.assignment.makespan <= limit] or [min(ways, key=lambda w: w.assignment.makespan)]
+    return min(inside, key=lambda w: (cost(w.assignment.makespan, max(w.inflows)), max(w.inflows), w.method))
+
+
+def by_swaps(problem: Problem, first: Assignment) -> NodeAssignment:
+    """Stage 2 on the assignment of stage 1, then stage 3 where it lowers the makespan."""
+    owner = swap_traffic(problem, np.array(first.owner, dtype=np.int64))
+    swapped = _assignment(problem, owner, first)
+    inner = _inside_nodes(problem, owner // problem.ranks_per_node, first)
+    best = inner if inner.makespan < swapped.makespan and problem.ranks_per_node > 1 else swapped
+    return _judged(problem, best, "global, then swaps")
+
+
+def by_blocks(problem: Problem, first: Assignment) -> NodeAssignment:
+    """Contiguous blocks per node, evened out, then stage 3. Bounds are those of `first`: any assignment obeys them."""
+    return _judged(problem, _inside_nodes(problem, node_blocks(problem), first), "node first")
+
+
+def _judged(problem: Problem, a: Assignment, method: str) -> NodeAssignment:
+    node_of = np.array(a.owner, dtype=np.int64) // problem.ranks_per_node
+    return NodeAssignment(a, tuple(problem.traffic.inflows(node_of, problem.nodes).tolist()), method)
+
+
+def swap_traffic(problem: Problem, owner: Ints) -> Ints:
     """Stage 2: exchange one chunk of the node with the worst inflow for one elsewhere while (worst, sum) falls.
 
-    Both ranks must stay within mean * (1 -+ epsilon), or below the current peak. Returns the new owner of every chunk.
+    Both ranks must stay in the band, or below the current peak. Returns the new owner of every chunk.
     """
-    owner = owner.copy()
-    nodes = world // ranks_per_node
-    loads = np.bincount(owner, weights=w, minlength=world).astype(np.int64)
-    mean = int(w.sum()) // world
-    low, high = mean - mean * epsilon_ppm // 1_000_000, max(int(loads.max()), mean + mean * epsilon_ppm // 1_000_000)
+    owner, w, traffic, nodes, ranks_per_node = (
+        owner.copy(),
+        problem.weights,
+        problem.traffic,
+        problem.nodes,
+        problem.ranks_per_node,
+    )
+    loads = np.bincount(owner, weights=w, minlength=problem.world).astype(np.int64)
+    low, high = problem.band[0], max(int(loads.max()), problem.band[1])
     node_of = owner // ranks_per_node
     inflows = traffic.inflows(node_of, nodes)
     for _ in range(4 * len(w)):
@@ -134,15 +172,15 @@ def swap_traffic(w: Ints, owner: Ints, traffic: Traffic, ranks_per_node: int, wo
     return owner
 
 
-def node_blocks(w: Ints, traffic: Traffic, nodes: int, capacity: int) -> Ints:
-    """The node-first way: contiguous blocks, then swaps between the heaviest and another node until loads agree.
+def node_blocks(problem: Problem) -> Ints:
+    """Contiguous blocks, then swaps between the heaviest and another node until loads agree.
 
-    Each swap moves work for the least growth of inflow per unit moved. Returns the node of every chunk, at most
-    `capacity` chunks a node.
+    Each swap moves work for the least growth of inflow per unit moved. Returns the node of every chunk.
     """
+    w, traffic, nodes = problem.weights, problem.traffic, problem.nodes
     n = len(w)
     node_of = np.minimum(np.arange(n, dtype=np.int64) * nodes // max(n, 1), nodes - 1)
-    assert np.bincount(node_of, minlength=nodes).max(initial=0) <= capacity
+    assert np.bincount(node_of, minlength=nodes).max(initial=0) <= problem.capacity
     loads = np.bincount(node_of, weights=w, minlength=nodes).astype(np.int64)
     mean = int(w.sum()) // nodes
     inflows = traffic.inflows(node_of, nodes)
@@ -173,16 +211,16 @@ def node_blocks(w: Ints, traffic: Traffic, nodes: int, capacity: int) -> Ints:
     return node_of
 
 
-def _inside_nodes(w: Ints, node_of: Ints, nodes: int, ranks_per_node: int, effort: Effort, first: Assignment) -> Assignment:
+def _inside_nodes(problem: Problem, node_of: Ints, first: Assignment) -> Assignment:
     """Stage 3: stage 1 on the chunks of each node."""
-    owner = np.empty(len(w), np.int64)
-    for node in range(nodes):
+    owner = np.empty(len(problem.weights), np.int64)
+    for node in range(problem.nodes):
         mine = np.flatnonzero(node_of == node)
-        inner = balance(w[mine].tolist(), ranks_per_node, effort)
-        owner[mine] = node * ranks_per_node + np.array(inner.owner, dtype=np.int64)
-    return _assignment(w, owner, nodes * ranks_per_node, first)
+        inner = balance(problem.weights[mine].tolist(), problem.ranks_per_node, problem.effort)
+        owner[mine] = node * problem.ranks_per_node + np.array(inner.owner, dtype=np.int64)
+    return _assignment(problem, owner, first)
 
 
-def _assignment(w: Ints, owner: Ints, world: int, bounds_from: Assignment) -> Assignment:
-    loads = np.bincount(owner, weights=w, minlength=world).astype(np.int64)
+def _assignment(problem: Problem, owner: Ints, bounds_from: Assignment) -> Assignment:
+    loads = np.bincount(owner, weights=problem.weights, minlength=problem.world).astype(np.int64)
     return replace(bounds_from, owner=tuple(owner.tolist()), workloads=tuple(loads.tolist()))

@@ -23,7 +23,7 @@ from maskc.runtime import layout as layouts
 from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance
 from maskc.runtime.layout import Layout, Range
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
-from maskc.runtime.node_balance import Traffic, balance_nodes
+from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
 from maskc.runtime.plan_data import DataContract
 from maskc.runtime.schedule import Schedule, make_schedule
 from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
@@ -250,7 +250,10 @@ def _balanced(
     if not square:  # keys stay where they are, so swapping rows cannot be priced by chunk
         return assigned(draft, balance(joint, draft.world, effort), "HCC-IPO")
     cost = machine.step_cost(draft.costs, draft.tile, draft.heads, draft.heads_kv, draft.head_dim, across=draft.nodes > 1)
-    found = balance_nodes(joint, Traffic(sizes, needs), nodes, draft.world // nodes, draft.epsilon_ppm, effort, cost)
+    problem = Problem(
+        np.array(joint, dtype=np.int64), Traffic(sizes, needs), nodes, draft.world // nodes, draft.epsilon_ppm, effort
+    )
+    found = balance_nodes(problem, cost)
     return assigned(draft, found.assignment, f"HCC-IPO, {found.method}")
 
 

@@ -148,21 +148,23 @@ def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
         ways["this plan"] = p
     lines = ["order       imbalance  busiest rank receives  all ranks receive"]
     for name, way in ways.items():
-        incoming = _received(way)
+        incoming = received(way)
         lines.append(
             f"{name:11} {way.imbalance:9.4f}  {_bytes(max(incoming) * row_bytes):>21}  {_bytes(sum(incoming) * row_bytes):>17}"
         )
     if p.nodes > 1:
-        lines.append(f"across nodes, worst node: {', '.join(f'{n} {_bytes(_across(w) * row_bytes)}' for n, w in ways.items())}")
+        lines.append(
+            f"across nodes, worst node: {', '.join(f'{n} {_bytes(across_nodes(w) * row_bytes)}' for n, w in ways.items())}"
+        )
     return "\n".join(lines)
 
 
-def _received(p: AttentionPlan) -> list[int]:
+def received(p: AttentionPlan) -> list[int]:
     """Rows of K and V that each rank needs from others."""
     return [sum(p.keys.size_of(c) for c in p.needed(r) if p.keys.owner[c] != r) for r in range(p.world)]
 
 
-def _across(p: AttentionPlan) -> int:
+def across_nodes(p: AttentionPlan) -> int:
     """Rows that enter the node with the most, each counted once."""
     worst = 0
     for node in range(p.nodes):

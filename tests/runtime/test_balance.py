@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.exact import Bracket, solve
 from maskc.runtime.balance import RUN_TIME, THOROUGH, Effort, balance, greedy
 from maskc.runtime.cover import CoverProblem, cover_ranks
-from maskc.runtime.node_balance import Traffic, balance_nodes, node_blocks, swap_traffic
+from maskc.runtime.node_balance import Problem, Traffic, balance_nodes, by_blocks, by_swaps, node_blocks, swap_traffic
 from maskc.runtime.split import _by_table, _meet
 
-SMALL = st.tuples(
-    st.integers(1, 4), st.lists(st.integers(0, 30) | st.sampled_from([0, 7, 7, 100]), min_size=1, max_size=12)
-)
+SMALL = st.tuples(st.integers(1, 4), st.lists(st.integers(0, 30) | st.sampled_from([0, 7, 7, 100]), min_size=1, max_size=12))
 
 
 def check(weights: list[int], ranks: int, a) -> None:
@@ -143,24 +141,31 @@ def test_swaps_lower_traffic_inside_the_band(nodes: int, per_node: int) -> None:
     w, t = rng.integers(50, 150, n), traffic(rng, n)
     first = balance(w.tolist(), world)
     owner = np.array(first.owner)
-    swapped = swap_traffic(w, owner, t, per_node, world, 50_000)
+    problem = Problem(w, t, nodes, per_node, 50_000, RUN_TIME)
+    swapped = swap_traffic(problem, owner)
     before, after = t.inflows(owner // per_node, nodes), t.inflows(swapped // per_node, nodes)
     assert (after.max(), after.sum()) <= (before.max(), before.sum())
     loads = np.bincount(swapped, weights=w, minlength=world)
-    assert loads.max() <= max(first.makespan, w.sum() / world * 1.05)
+    limit = max(first.makespan, w.sum() / world * 1.05)
+    assert loads.max() <= limit
     assert sorted(np.bincount(swapped)) == sorted(np.bincount(owner))
 
-    found = balance_nodes(w.tolist(), t, nodes, per_node, 50_000, RUN_TIME, lambda makespan, inflow: inflow)
-    node_of = np.array(found.assignment.owner) // per_node
-    assert tuple(t.inflows(node_of, nodes)) == found.inflows
-    assert max(found.inflows) <= after.max()
-    check(w.tolist(), world, found.assignment)
+    ways = [by_swaps(problem, first), by_blocks(problem, first)]
+    assert ways[0].assignment.makespan <= limit
+    for way in ways:  # stage 3 leaves the chunks of each node alone
+        node_of = np.array(way.assignment.owner) // per_node
+        assert tuple(t.inflows(node_of, nodes)) == way.inflows
+        check(w.tolist(), world, way.assignment)
+    assert np.array_equal(np.array(ways[0].assignment.owner) // per_node, swapped // per_node)
+    found = balance_nodes(problem, lambda makespan, inflow: inflow)
+    assert found.assignment.makespan <= limit
+    assert max(found.inflows) <= max(ways[0].inflows)
 
 
 def test_node_blocks_even_out_the_nodes() -> None:
     rng = np.random.default_rng(5)
     w = np.sort(rng.integers(1, 1000, 64))
-    node_of = node_blocks(w, traffic(rng, 64), 4, 16)
+    node_of = node_blocks(Problem(w, traffic(rng, 64), 4, 4, 20_000, RUN_TIME))
     assert np.bincount(node_of).tolist() == [16] * 4
     loads = np.bincount(node_of, weights=w)
     contiguous = w.reshape(4, 16).sum(1)
