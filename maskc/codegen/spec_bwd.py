@@ -16,7 +16,7 @@ from maskc.codegen.render import CudaSource, render
 from maskc.codegen.roles import Barrier, Role
 from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region, WgmmaShape, lay_out
 
-TILE_INTS = 16  # numbers of a key tile's record, see templates/device/key_tile.cuh.j2
+TILE_INTS = 16  # numbers of a key tile's record, see templates/bwd/key_tile.cuh.j2
 
 LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
 
@@ -54,9 +54,6 @@ class BackwardSpec:
     block_q: int = 64
     block_kv: int = 128
     slots: int = 2
-    hints: bool = False
-    ahead: bool = True
-    dq_bulk: bool = True
 
     def __post_init__(self) -> None:
         rules = (
@@ -64,7 +61,7 @@ class BackwardSpec:
             (self.block_q in (64, 128), "block_q is 64 or 128"),
             (self.block_kv in (64, 128), "block_kv is 64 or 128"),
             (not self.wide or self.block_q == 64, "64 keys go with 64 rows"),
-            (self.slots >= 2, "the next block's scores are computed while this block's dK is"),
+            (self.slots >= 2, "with one dS buffer a warp group overwrites what the other still reads"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
         )
         broken = [rule for holds, rule in rules if not holds]
@@ -136,7 +133,7 @@ class BackwardSpec:
     @property
     def dq_reducer(self) -> bool:
         """Whether dQ passes through shared memory to a reducer warp (else straight from registers)."""
-        return self.dq_bulk and not self.wide
+        return not self.wide
 
     @property
     def score_mma(self) -> WgmmaShape:
@@ -191,8 +188,8 @@ class BackwardSpec:
             ("v", self.block_kv * row, 1, 1024),
             ("q", self.block_q * row, self.slots, 1024),
             ("dout", self.block_q * row, self.slots, 1024),
-            ("ds", self.block_q * self.block_kv * 2, 2, 1024),
-            *([("p", self.block_q * self.block_kv * 2, 2, 1024)] if self.wide else []),
+            ("ds", self.block_q * self.block_kv * 2, self.slots, 1024),
+            *([("p", self.block_q * self.block_kv * 2, self.slots, 1024)] if self.wide else []),
             *([("dq", 64 * self.dq_cols * 4, 2, 1024)] if self.dq_reducer else []),
             ("lse", self.block_q * 4, self.slots, 128),
             ("dpsum", self.block_q * 4, self.slots, 128),

@@ -19,35 +19,19 @@ from maskc.boundary import BoundaryVectors
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import Dtype, MaskForm
 from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec, select_backward
-from maskc.diagnostics import Diagnostic
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
-GROUP = 1
-_MANY = 16  # work items per multiprocessor from which their order no longer matters
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
+_FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
+_NEAR = 64 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
 
 
 def form_of(v: BoundaryVectors) -> MaskForm:
     """Which parts the mask has."""
     lts, lte, uts, ute, diag = (t is not None for t in v.tensors)
     return MaskForm(lts, lte, uts, ute, diag, v.causal, v.blocks is not None)
-
-
-def why_not(v: BoundaryVectors, head_dim: int) -> Diagnostic | None:
-    """The reason why the backward cannot take the mask, or None. Head dims and dtypes are those of the forward."""
-    if v.blocks is None:
-        return None
-    spec = select_backward(MaskForm(blocks=True), head_dim, "bf16")
-    for name, size, tile in (("block_q", v.blocks.block_q, spec.block_q), ("block_kv", v.blocks.block_kv, spec.block_kv)):
-        if size % tile:
-            nearest = max(1, round(size / tile)) * tile
-            rule = f"a multiple of {tile} at head dim {head_dim}"
-            return Diagnostic(
-                "M527", f"block table with {name} = {size}: the Hopper kernels need {rule}", help=f"nearest: {nearest}"
-            )
-    return None
 
 
 def backward(
@@ -84,7 +68,7 @@ def backward(
     kernels = _kernels(spec)
     masks = _Masks.of(v)
     items = shape.batch * shape.hk * shape.splits * shape.kv_blocks
-    few = items < _MANY * _multiprocessors(q.device)
+    few = items < _FEW * _multiprocessors(q.device)
     # Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie.
     sorted_tiles = few and bool(spec.form.vectors) and not deterministic
 
@@ -140,7 +124,7 @@ def backward(
         grads_f32=grads_f32,
         mask_batch=v.batch,
         mask_heads=v.heads,
-        group=GROUP,
+        group=heads_together(shape.nq * spec.head_dim) if few else 1,
         scale=scale,
         scale_log2=scale * log2(e),
     )
@@ -206,6 +190,11 @@ def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: 
     common = gcd(ratio, heads_per_mask)
     fitting = [d for d in range(1, common + 1) if common % d == 0 and tiles * (ratio // d) >= _WAVES * multiprocessors]
     return max(fitting, default=1)
+
+
+def heads_together(elements: int) -> int:
+    """How many heads are dealt tile by tile, so that short tiles come last: those of `elements` each that L2 can serve."""
+    return max(1, _NEAR // (8 * elements))  # Q and dO of 2 bytes, dQ of 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +310,7 @@ _VECTORS = [(name, _POINTER) for name in ("lts", "lte", "uts", "ute", "diag")]
 
 
 class _Pre(ctypes.Structure):
-    """`pre::Params` of attn_bwd_pre.cu.j2."""
+    """`pre::Params` of bwd/pre.cuh.j2."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("out", "dout", "lse", "dlse", "lse2", "dpsum")),
@@ -336,7 +325,7 @@ class _Pre(ctypes.Structure):
 
 
 class _Main(ctypes.Structure):
-    """`Params` of attn_bwd.cu.j2."""
+    """`Params` of bwd/shared.cuh.j2."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("dq", "lse2", "dpsum", "dead_rows", "tiles", "order")),
@@ -352,7 +341,7 @@ class _Main(ctypes.Structure):
 
 
 class _Post(ctypes.Structure):
-    """`post::Params` of attn_bwd_post.cu.j2."""
+    """`post::Params` of bwd/post.cuh.j2."""
 
     _fields_ = [
         ("acc", _POINTER),

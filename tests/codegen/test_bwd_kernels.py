@@ -119,11 +119,11 @@ _C_TYPES = {ctypes.c_int: "int", ctypes.c_int64: "i64", ctypes.c_float: "float"}
 
 @pytest.mark.parametrize(
     ("file", "structure"),
-    [("attn_bwd_pre.cu", hopper_bwd._Pre), ("", hopper_bwd._Main), ("attn_bwd_post.cu", hopper_bwd._Post)],
+    [("bwd/pre.cuh", hopper_bwd._Pre), ("bwd/shared.cuh", hopper_bwd._Main), ("bwd/post.cuh", hopper_bwd._Post)],
 )
 def test_parameters_agree_with_the_source(file: str, structure: type[ctypes.Structure]) -> None:
     source = select_backward(EVERYTHING, 128, "bf16").source()
-    text = dict(source.headers)[file] if file else source.text
+    text = dict(source.headers)[file]
     body = re.search(r"struct Params \{\n(.*?)\n\};", text, re.DOTALL)
     assert body is not None
     found = []

@@ -13,7 +13,7 @@ import torch
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.spec import VECTORS, MaskForm
 from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec
-from maskc.runtime.hopper_bwd import _Pre
+from maskc.runtime.hopper_bwd import _Main, _Pre
 from maskc.tiles import TileClass, classify
 from tests.codegen.host import _compile
 
@@ -35,6 +35,7 @@ _WARPS = """
 #define __forceinline__ inline
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
+static unsigned pack_bf16(float, float) { return 0; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static Index blockDim{128};
 template <class To, class From> static To bits(From from) { To to; std::memcpy(&to, &from, 4); return to; }
@@ -64,6 +65,12 @@ static void walk_runs(const int* tile, int blocks, int* out) {
   });
   if (threadIdx.x == 0) *out = -1;
 }
+extern "C" void deal(const Params* p, int items, int* out) {
+  for (int i = 0; i < items; ++i) {
+    const Work w = work_of(*p, i);
+    for (int x : {w.batch, w.kv_head, w.split, w.tile, w.first_head, static_cast<int>(w.mask)}) *out++ = x;
+  }
+}
 struct WalkArgs { const int* tile; int blocks; int* out; };
 extern "C" void prepare(const pre::Params* args, int blocks) { run_blocks(attn_bwd_pre, *args, blocks, 128); }
 extern "C" void walk_tile(const int* tile, int blocks, int* out) {
@@ -75,9 +82,8 @@ extern "C" void walk_tile(const int* tile, int blocks, int* out) {
 def host(spec: BackwardSpec, folder: Path) -> ctypes.CDLL:
     """The preparation kernel and the walk of a spec, as host code."""
     headers = dict(spec.source().headers)
-    sizes = f"constexpr int BLOCK_Q = {spec.block_q}, BLOCK_KV = {spec.block_kv}, HEAD_DIM = {spec.head_dim};\n"
-    parts = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS, sizes]
-    parts += [headers[name] for name in ("device/types.cuh", "device/key_tile.cuh", "attn_bwd_pre.cu")]
+    parts = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS]
+    parts += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh", "bwd/pre.cuh")]
     text = "\n".join(parts).replace("#pragma once", "").replace('extern "C" __global__', "__global__")
     order = text.find("// attn_bwd_order")
     text = text[:order] if order >= 0 else text
@@ -202,3 +208,28 @@ def test_row_constants(tmp_path: Path) -> None:
     assert torch.equal(made["lse2"][1:100], lse2[1:])
     assert (made["lse2"][100:] == torch.inf).all(), "rows past the end"
     assert torch.allclose(made["dpsum"], made["expected"], rtol=0, atol=2**-20 * 64)
+
+
+def test_every_tile_is_dealt_once(tmp_path: Path) -> None:
+    """Whatever the grouping; heads that share a mask head get its tiles in the order given."""
+    library = host(BackwardSpec(64, "bf16", MaskForm(lts=True), block_q=64, block_kv=128), tmp_path / "host")
+    batch, hk, splits, heads, tiles = 2, 3, 2, 2, 5
+    order = torch.stack([torch.randperm(tiles) for _ in range(batch * hk)]).int()
+    for group in (1, 2, 5, 100):
+        sizes = {"nq": 64, "nk": 128 * tiles, "hq": hk * splits * heads, "hk": hk, "batch": batch, "kv_blocks": tiles}
+        arguments = _Main(
+            **sizes, splits=splits, heads=heads, mask_batch=batch, mask_heads=hk, group=group, order=order.data_ptr()
+        )
+        items = batch * hk * splits * tiles
+        room = (ctypes.c_int * (6 * items))()
+        library.deal(ctypes.byref(arguments), items, room)
+        dealt = list(zip(*[iter(room)] * 6, strict=True))
+        units = [(b, h, s) for b in range(batch) for h in range(hk) for s in range(splits)]
+        assert sorted(d[:4] for d in dealt) == sorted((*u, t) for u in units for t in range(tiles))
+        for b, h, s, _, first, mask in dealt:
+            assert first == (h * splits + s) * heads
+            assert mask == b * hk + h
+        for unit in units:
+            assert [d[3] for d in dealt if d[:3] == unit] == order[unit[0] * hk + unit[1]].tolist()
+        together = [d[:3] for d in dealt[: min(group, len(units)) * tiles]]
+        assert set(together) == set(units[:group])
