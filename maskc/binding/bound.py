@@ -13,7 +13,8 @@ from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import MaskcError, error
 from maskc.handles import Handled
-from maskc.ir.nodes import MaskFn
+from maskc.ir.nodes import BoolConst, MaskFn
+from maskc.ir.verdict import Unknown
 
 if TYPE_CHECKING:
     from maskc.binding.facts import Fact
@@ -67,7 +68,8 @@ class BoundMask(Handled):
     nq, nk: sizes where they were given or follow from an input of that length, else None (then `run` decides). batch,
     heads: 1 where no input depends on them; heads is the number of mask heads, which divides the query heads. totals:
     how many tokens each segment or span input reaches, and fill: how far those that must have no gap fill their parent
-    (both empty where `validate=False` left the data unread). later: facts that wait for the sizes.
+    (both empty where `validate=False` left the data unread). later: facts that wait for the sizes. given: the vectors
+    themselves, where there is no mask file (see `from_vectors`).
     """
 
     compiled: CompiledMask
@@ -79,8 +81,15 @@ class BoundMask(Handled):
     totals: dict[str, int]
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
+    given: BoundaryVectors | None = None
     _vectors: dict[tuple[int, int, str], BoundaryVectors] = field(default_factory=dict, repr=False)
     _schedules: dict[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_vectors(cls, v: BoundaryVectors, name: str = "vectors") -> BoundMask:
+        """A mask that is known by its boundary vectors alone; what they hold is taken as it is."""
+        compiled = CompiledMask(MaskFn(name, (), BoolConst(True)), Unknown("its boundary vectors were given"), None)
+        return cls(compiled, BoundInputs(v.device), v.nq, v.nk, v.batch, v.heads, {}, {}, given=v)
 
     def vectors(
         self,
@@ -96,7 +105,7 @@ class BoundMask(Handled):
         Raises MaskcError (M4xx) where the data do not fit the sizes.
         """
         rows, keys = self._sizes(nq, nk)
-        place = self.inputs.device if device is None else torch.device(device)
+        place = self.inputs.device if device is None else _indexed(torch.device(device))
         key = rows, keys, str(place)
         if key not in self._vectors:
             self._vectors[key] = self._make(rows, keys, place, prepare)
@@ -143,6 +152,8 @@ class BoundMask(Handled):
         from maskc.binding.columns import boundary_vectors
         from maskc.binding.facts import check_fact
 
+        if self.given is not None:
+            return on_device(self.given, device)
         self._check_totals(nk)
         checks = Checks()
         for fact in self.later:
@@ -180,6 +191,11 @@ def square_only(fn: MaskFn, nq: int, nk: int) -> MaskcError:
         fn.span,
         hint,
     )
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """A CUDA device by number: "cuda" is the current one."""
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
 
 
 def on_device(v: BoundaryVectors, device: torch.device) -> BoundaryVectors:

@@ -1,4 +1,4 @@
-"""Collects what is wrong with bound data. Checks run where the data are; one read brings all their results back."""
+"""Collects what is wrong with bound data. Checks run where the data are; one read tells whether any failed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ Explain = Callable[[tuple[int, ...], list[int]], Diagnostic]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Check:
-    shape: torch.Size
-    values: int
+    bad: Tensor
+    values: Sequence[Tensor | int]
     explain: Explain
+
+    def diagnostic(self) -> Diagnostic:
+        """What `explain` says of the first bad element. Reads from the device, but only where a check failed."""
+        index = tuple(self.bad.nonzero()[0].tolist())
+        return self.explain(index, [v if isinstance(v, int) else int(v.expand(self.bad.shape)[index]) for v in self.values])
 
 
 class Checks:
-    """With `enabled=False` nothing is computed on the data and nothing is read: only shapes and types are checked."""
+    """With `enabled=False` nothing is read back: only shapes and types are checked."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self._failed: list[Diagnostic] = []
         self._checks: list[_Check] = []
-        self._results: list[Tensor] = []
-        self._wanted: list[Callable[[int], None]] = []
-        self._numbers: list[Tensor] = []
+        self._wanted: list[tuple[Tensor, Callable[[int], None]]] = []
 
     def fail(self, *diagnostics: Diagnostic) -> None:
         """What is wrong whatever the data say."""
@@ -37,62 +40,30 @@ class Checks:
 
     def forbid(self, bad: Tensor | bool, values: Sequence[Tensor | int], explain: Explain) -> None:
         """No element of `bad` may be true. `explain` gets the first index where one is, and each of `values` there."""
-        if not self.enabled:
-            return
-        if isinstance(bad, bool):
-            if bad:
-                self._failed.append(explain((), [int(v) for v in values]))
-            return
-        if bad.numel() == 0:
-            return
-        place = bad.flatten().to(torch.uint8).argmax().reshape(1)
-        found = [_at(bad, bad.shape, place), place, *(_at(v, bad.shape, place) for v in values)]
-        self._checks.append(_Check(bad.shape, len(values), explain))
-        self._results += found
+        if isinstance(bad, Tensor):
+            if self.enabled and bad.numel():
+                self._checks.append(_Check(bad, values, explain))
+        elif bad and self.enabled:
+            self._failed.append(explain((), [int(v) for v in values]))
 
     def read(self, number: Tensor, then: Callable[[int], None]) -> None:
         """Read one integer in the same transfer and hand it to `then`."""
         if self.enabled:
-            self._numbers.append(number.reshape(1).to(torch.int64))
-            self._wanted.append(then)
+            self._wanted.append((number, then))
 
     def finish(self) -> None:
         """The one read. Raises MaskcError with everything that is wrong."""
-        if self._results or self._numbers:
-            self._explain(torch.cat([*self._results, *self._numbers]).tolist())
-        self._checks, self._results, self._wanted, self._numbers = [], [], [], []
+        checks, wanted = self._checks, self._wanted
+        self._checks, self._wanted = [], []
+        if checks or wanted:
+            scalars = [*(check.bad.any() for check in checks), *(number for number, _ in wanted)]
+            read = torch.stack([x.reshape(()).to(torch.int64) for x in scalars]).tolist()
+            self._failed += [check.diagnostic() for check, bad in zip(checks, read, strict=False) if bad]
+            for (_, then), number in zip(wanted, read[len(checks) :], strict=True):
+                then(number)
         self.stop()
 
     def stop(self) -> None:
         """Raise what is known without a read."""
         if self._failed:
             raise MaskcError(self._failed)
-
-    def _explain(self, numbers: list[int]) -> None:
-        at = 0
-        for check in self._checks:
-            bad, place, *values = numbers[at : at + 2 + check.values]
-            at += 2 + check.values
-            if bad:
-                self._failed.append(check.explain(_unravel(place, check.shape), values))
-        for number, then in zip(numbers[at:], self._wanted, strict=True):
-            then(number)
-
-
-def _at(value: Tensor | int, shape: torch.Size, place: Tensor) -> Tensor:
-    """The element of `value` (which broadcasts to `shape`) at a flat index: int64 [1], without a read."""
-    if isinstance(value, int):
-        return torch.full((1,), value, dtype=torch.int64, device=place.device)
-    index, rest = [], place
-    for size, own in zip(reversed(shape), reversed(value.shape), strict=True):
-        index.append(rest % size if own > 1 else torch.zeros_like(rest))
-        rest = rest // size
-    return value[tuple(reversed(index))].to(torch.int64)
-
-
-def _unravel(place: int, shape: torch.Size) -> tuple[int, ...]:
-    index = []
-    for size in reversed(shape):
-        place, here = divmod(place, size)
-        index.append(here)
-    return tuple(reversed(index))

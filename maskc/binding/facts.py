@@ -11,7 +11,7 @@ from maskc.binding.bound import BoundInputs, SegmentTable
 from maskc.binding.checks import Checks
 from maskc.binding.evaluate import Frame, Number
 from maskc.diagnostics import Diagnostic
-from maskc.ir.nodes import BoolField, Col, Expr, Field, InputDecl, Item, MaskFn, Pred, Row, Scalar, SegAttr, Size
+from maskc.ir.nodes import BoolField, Col, Expr, Field, Head, InputDecl, Item, MaskFn, Pred, Row, Scalar, SegAttr, Size
 from maskc.ir.traverse import walk
 
 Fact = tuple[InputDecl | None, Pred]  # the declaration whose `where` it is, None for an `assume`
@@ -37,26 +37,23 @@ def names_in(fact: Pred | Expr) -> set[str]:
 
 def sizes_in(fact: Fact) -> set[str]:
     """Which of nq and nk must be known to check a fact."""
-    owner, pred = fact
-    sizes = {node.name for node in walk(pred) if isinstance(node, Size)}
-    place = {"key": "nk", "row": "nq"}.get(owner.per or "") if owner is not None else None
-    return sizes | ({place} if place is not None else set())
+    named = {"nk" if isinstance(node, Col) else "nq" for node in walk(fact[1]) if isinstance(node, Col | Row)}
+    return named | {node.name for node in walk(fact[1]) if isinstance(node, Size)}
 
 
 def check_fact(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: int | None, checks: Checks) -> None:
     """One fact at every key, row, head or segment that it is about; a read of an outside token is not checked."""
     owner, pred = fact
-    frame, real = _frame(fn, owner, inputs, nq, nk)
+    frame, real = _frame(fn, pred, inputs, nq, nk)
     broken = frame.truth(pred, positive=False)
     if isinstance(broken, Tensor) and real is not None:
         broken = broken & real
-    reads = [node for node in walk(pred) if isinstance(node, Field | BoolField | SegAttr | Scalar | Size)]
-    reads = list(dict.fromkeys(reads))
-    numbers: list[Number] = [frame.truth(r) if isinstance(r, BoolField) else frame.value(r).number for r in reads]
+    reads = _reads(pred)
+    numbers: list[Number] = [frame.truth(r) if isinstance(r, Pred) else frame.value(r).number for r in reads]
 
     def explain(at: tuple[int, ...], values: list[int]) -> Diagnostic:
-        shown = [f"{_read_text(read, at[-1] if at else 0, owner)} = {v}" for read, v in zip(reads, values, strict=True)]
-        place = _place_text(at, broken.shape) if isinstance(broken, Tensor) else ""
+        shown = [f"{_read_text(read, at)} = {v}" for read, v in zip(reads, values, strict=True)]
+        place = _place_text(at[:1] if frame.head is not None else at[:2], broken.shape) if isinstance(broken, Tensor) else ""
         word = "declared" if owner is not None else "assumed"
         where = f" ({pred.span.where()})" if pred.span is not None else ""
         text = " ".join(pred.span.text.split()) if pred.span is not None else "a fact"
@@ -65,42 +62,65 @@ def check_fact(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: 
     checks.forbid(broken, numbers, explain)
 
 
-def _frame(
-    fn: MaskFn, owner: InputDecl | None, inputs: BoundInputs, nq: int | None, nk: int | None
-) -> tuple[Frame, Tensor | None]:
-    """The places of a fact, and which of them are real (None: all)."""
+def _reads(pred: Pred) -> list[Expr | Pred]:
+    """What a message shows: everything that is read, and the place itself where no index shows it."""
+    nodes = list(dict.fromkeys(walk(pred)))
+    read: list[Expr | Pred] = [node for node in nodes if isinstance(node, Field | BoolField | SegAttr | Scalar | Size)]
+    if any(isinstance(node, Field | BoolField | SegAttr) for node in read):
+        return read
+    return [*read, *(node for node in nodes if isinstance(node, Col | Row | Head))]
+
+
+def _frame(fn: MaskFn, pred: Pred, inputs: BoundInputs, nq: int | None, nk: int | None) -> tuple[Frame, Tensor | None]:
+    """The places that a fact is about, and which of them are real (None: all). The type checker allows one kind of place."""
 
     def count(n: int) -> Tensor:
         return torch.arange(n, device=inputs.device)
 
-    match owner.per if owner is not None else None:
-        case None:
-            return Frame(fn, inputs, nq, nk), None
-        case "key":
-            assert nk is not None
-            return Frame(fn, inputs, nq, nk, col=count(nk)[None, None]), None
-        case "row":
-            assert nq is not None
-            return Frame(fn, inputs, nq, nk, row=count(nq)[None, None]), None
-        case "head":
-            assert owner is not None
-            return Frame(fn, inputs, nq, nk, head=count(inputs.vectors[owner.name].shape[1])[None, :, None]), None
-        case of:
-            table = inputs.sets[of]
-            ordinals = count(table.size)[None, None]
-            return Frame(fn, inputs, nq, nk, items={of: ordinals}), ordinals < table.counts[:, None, None]
+    frame, real = Frame(fn, inputs, nq, nk), None
+    for node in walk(pred):
+        match node:
+            case Col():
+                assert nk is not None
+                frame.col = count(nk)[None, None]
+            case Row():
+                assert nq is not None
+                frame.row = count(nq)[None, None]
+            case Head():
+                heads = max([1, *(t.shape[1] for t in inputs.vectors.values())])
+                frame.head = count(heads)[None, :, None]
+            case Item(of):
+                table = inputs.sets[of]
+                frame.items[of] = count(table.size)[None, None]
+                real = frame.items[of] < table.counts[:, None, None]
+            case _:
+                pass
+    return frame, real
 
 
-def _read_text(read: Expr | Pred, index: int, owner: InputDecl | None) -> str:
+def _read_text(read: Expr | Pred, at: tuple[int, ...]) -> str:
     match read:
-        case Field(name, at) | BoolField(name, at):
-            return f"{name}[{index if isinstance(at, Item | Col | Row) or owner is not None else '...'}]"
-        case SegAttr(of, attr, _):
-            return f"{of}[{index}]" if attr == "ordinal" else f"{of}.{attr}[{index}]"
+        case Field(name, index) | BoolField(name, index):
+            return f"{name}[{_index_text(index, at)}]"
+        case SegAttr(of, attr, index):
+            return f"{of}[{_index_text(index, at)}]" if attr == "ordinal" else f"{of}.{attr}[{_index_text(index, at)}]"
         case Scalar(name) | Size(name):
             return name
+        case Col() | Row() | Head():
+            return {Col: "k", Row: "q", Head: "h"}[type(read)]
         case _:
             raise AssertionError(read)
+
+
+def _index_text(index: Expr, at: tuple[int, ...]) -> str:
+    """Where a read is: the number of its token, segment or head; an index that is computed as it was written."""
+    match index:
+        case Head():
+            return str(at[1])
+        case Item() | Col() | Row():
+            return str(at[2])
+        case _:
+            return index.span.text if index.span is not None else "..."
 
 
 def _place_text(at: tuple[int, ...], shape: torch.Size) -> str:

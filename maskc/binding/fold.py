@@ -29,7 +29,7 @@ def fold(fn: MaskFn, frames: list[Frame]) -> tuple[dict[Vector, Tensor], bool]:
     cases = interval_cases(fn)
     rows = [visible_rows(cases, frame) for frame in frames]
     below = torch.stack([(lo[0] >= _key(frame)).all() for (lo, _), frame in zip(rows, frames, strict=True)]).all()
-    swept = [_sweep(lo, hi, frame, below) for (lo, hi), frame in zip(rows, frames, strict=True)]
+    swept = [sweep(lo, hi, _nq(f), torch.where(below, _key(f), 0)) for (lo, hi), f in zip(rows, frames, strict=True)]
     lts, lte, uts, ute, runs = (concatenate([part[i] for part in swept]) for i in range(5))
     flags = below, (lts < lte).any(), ((lts < lte) & (lte < _nq(frames[0]))).any(), (uts < ute).any(), (uts > 0).any()
     if runs.numel() == 0:
@@ -63,13 +63,13 @@ def visible_rows(cases: tuple[tuple[tuple[Pred, ...], Interval], ...], frame: Fr
     return lows, highs.gather(0, order)
 
 
-def _sweep(lows: Tensor, highs: Tensor, frame: Frame, below: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(lts, lte, uts, ute, number of runs) of each column; rows before the key do not count where `below` is true.
+def sweep(lows: Tensor, highs: Tensor, nq: int, first: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(lts, lte, uts, ute, number of masked runs) of each column, counted from row `first` [columns] on.
 
-    Of two runs the later one is the lower slot; a single run is the lower slot where it ends at nq.
+    lows, highs: visible intervals [m, batch, heads, columns] by start, empty ones (nq, nq). Of two runs the later one is
+    the lower slot; a single run is the lower slot where it ends at nq.
     """
-    nq = _nq(frame)
-    reach = torch.where(below, _key(frame), 0).expand(lows.shape[1:])
+    reach = first.expand(lows.shape[1:])
     runs = torch.zeros_like(lows[0])
     bounds = [runs] * 4  # start and end of the first and of the second run
     for lo, hi in zip([*lows, torch.full_like(runs, nq)], [*highs, runs], strict=True):

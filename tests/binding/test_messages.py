@@ -27,6 +27,10 @@ ORDER = "input doc : segments\nmask m = doc[q] >= doc[k]"
 BLOCKS = "input keep : bool per block(4, 4)\nmask m = keep[q // 4, k // 4]"
 FLAGS = "input noised : bool per key\nmask m = k <= q and not noised[k]"
 HEADS = "input wide : bool per head\nmask m = k <= q and (wide[h] or q < k + 4)"
+HEADS_WINDOW = "input w : int per head where w >= 1\nmask m = k <= q < k + w[h]"
+ASSUMED = (
+    "input doc : segments\ninput e : int per doc\nassume e[k] >= doc.len[k]\nmask m = same(doc) and k <= q < doc.start[k] + e[k]"
+)
 IMAGES = "input image : spans\nmask m = k <= q or same(image)"
 
 ROWS: list[tuple[str, str, dict[str, Any], str]] = [
@@ -88,6 +92,15 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M402", EVICT, {"evict": [[9, 9], [9, 1]]}, "evict[1] = 1 in batch item 1"),
     ("M402", EVICT, {"evict": [[[9, 9], [0, 9]]]}, "evict[0] = 0 in head 1"),
     ("M402", "assume nq <= nk\nmask m = k <= q + (nk - nq)", {"nq": 5, "nk": 3}, "nq = 5, nk = 3, but `nq <= nk` was assumed"),
+    ("M402", "input w : int where w >= k\nmask m = k <= q < k + w", {"w": 3, "nk": 9}, "w = 3, k = 4, but `w >= k`"),
+    ("M402", HEADS_WINDOW, {"w": [3, 0], "nk": 4}, "w[1] = 0, but `w >= 1` was declared"),
+    (
+        "M402",
+        ASSUMED,
+        {"doc": segments(lengths=[3, 2]), "e": [3, 1]},
+        "e[3] = 1, doc.len[3] = 2, but `e[k] >= doc.len[k]` was assumed",
+    ),
+    ("M402", "input e : int per key where e[k] >= 0 or k < 2\nmask m = k <= q < e[k]", {"e": [-1, -1, -1]}, "e[2] = -1, but"),
     # names
     ("M410", PREFIX, {"doc": segments(lengths=[3])}, "input `prefix` of mask `m` is missing"),
     ("M410", DOC, {}, "bind(doc=maskc.segments(lengths=[...]))"),
