@@ -101,18 +101,18 @@ def test_random_rectangles() -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.usefixtures("no_search")
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(10))
 @pytest.mark.parametrize("square", [True, False])
 def test_many_random_masks(part: int, square: bool) -> None:
-    outcomes, columns = random_masks(range(1000 + 500 * part, 1500 + 500 * part), 30, square)
-    assert outcomes["Proven"] > 200
-    assert columns > 20_000
+    outcomes, columns = random_masks(range(1000 + 400 * part, 1400 + 400 * part), 20, square)
+    assert outcomes["Proven"] > 160
+    assert columns > 16_000
 
 
 def test_refutations_are_real() -> None:
     """A mask is refuted by a column whose masked runs are disjoint, apart and more than two."""
     refuted = 0
-    for seed in range(40):
+    for seed in range(25):
         fn = random_mask(seed)
         try:
             verdict = prove(fn)
@@ -124,4 +124,4 @@ def test_refutations_are_real() -> None:
             assert len(runs) > 2
             assert all(lo < hi for lo, hi in runs)
             assert all(a[1] < b[0] for a, b in pairwise(runs))
-    assert refuted >= 3
+    assert refuted >= 2
