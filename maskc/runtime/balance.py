@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,14 @@ def balance(weights: Sequence[int], ranks: int, effort: Effort = RUN_TIME, pairs
         if covers:
             search.cover()
     return search.result()
+
+
+def with_owner(a: Assignment, weights: Sequence[int], owner: Sequence[int]) -> Assignment:
+    """The same chunks owned otherwise, with the bounds of `a`."""
+    loads = [0] * len(a.workloads)
+    for weight, rank in zip(weights, owner, strict=True):
+        loads[rank] += weight
+    return replace(a, owner=tuple(owner), workloads=tuple(loads))
 
 
 def bounds(weights: Ints, ranks: int, k: int) -> int:

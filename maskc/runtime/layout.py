@@ -116,6 +116,16 @@ def zigzag_documents(documents: Sequence[Range], length: int, world: int, granul
     return _pieces([p for i, p in enumerate(pieces) if i == 0 or pieces[i - 1][1] != p[1]], length, world, granule)
 
 
+def usual_owners(chunks: int, world: int) -> dict[str, tuple[int, ...]]:
+    """Contiguous and zigzag owners of equal chunks, where that gives no rank more than ceil(chunks / world)."""
+    found = {
+        "contiguous": tuple(i * world // chunks for i in range(chunks)),
+        "zigzag": tuple(_fold(i * 2 * world // chunks, world) for i in range(chunks)),
+    }
+    most = -(-chunks // world)
+    return {name: owner for name, owner in found.items() if max(map(owner.count, range(world)), default=0) <= most}
+
+
 def tiling(documents: Sequence[Range], length: int) -> list[Range]:
     """Documents and the gaps between and after them, empty ones left out: they tile [0, length)."""
     out: list[Range] = []

@@ -20,7 +20,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.handles import Handled
 from maskc.runtime import layout as layouts
-from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance
+from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance, with_owner
 from maskc.runtime.layout import Layout, Range
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
@@ -242,7 +242,12 @@ def _balanced(
 ) -> AttentionPlan:
     joint = _joint(draft)
     if draft.nodes == 1 and not (save_traffic and draft.world > 1):
-        return assigned(draft, balance(joint, draft.world, effort), "HCC-IPO")
+        found = balance(joint, draft.world, effort)
+        for name, owner in layouts.usual_owners(draft.rows.chunk_count, draft.world).items():
+            usual = with_owner(found, joint, owner)
+            if usual.makespan <= found.makespan:  # as even, and neighbours stay together
+                return assigned(draft, usual, f"HCC-IPO, {name} is as even")
+        return assigned(draft, found, "HCC-IPO")
     nodes = draft.nodes if draft.nodes > 1 else draft.world
     square = draft.rows.bounds == draft.keys.bounds
     sizes = np.array([draft.keys.size_of(c) for c in range(draft.keys.chunk_count)], dtype=np.int64)
@@ -253,8 +258,8 @@ def _balanced(
     problem = Problem(
         np.array(joint, dtype=np.int64), Traffic(sizes, needs), nodes, draft.world // nodes, draft.epsilon_ppm, effort
     )
-    found = balance_nodes(problem, cost)
-    return assigned(draft, found.assignment, f"HCC-IPO, {found.method}")
+    chosen = balance_nodes(problem, cost)
+    return assigned(draft, chosen.assignment, f"HCC-IPO, {chosen.method}")
 
 
 def assigned(p: AttentionPlan, a: Assignment, method: str) -> AttentionPlan:
@@ -274,12 +279,9 @@ def assigned(p: AttentionPlan, a: Assignment, method: str) -> AttentionPlan:
 def _judge(draft: AttentionPlan, effort: Effort) -> Assignment:
     """The given owners, with the bounds that any assignment of these chunks obeys."""
     joint = _joint(draft)
-    free = balance(joint, draft.world, effort)
-    loads = [0] * draft.world
-    for load, rank in zip(joint, draft.rows.owner, strict=True):
-        loads[rank] += load
-    bound = min(free.lower_bound, max(loads)), min(free.proven_bound, max(loads))  # more chunks a rank may do better
-    return Assignment(draft.rows.owner, tuple(loads), *bound)
+    given = with_owner(balance(joint, draft.world, effort), joint, draft.rows.owner)
+    top = given.makespan  # with more chunks a rank it may be below the bounds of equal counts
+    return replace(given, lower_bound=min(given.lower_bound, top), proven_bound=min(given.proven_bound, top))
 
 
 def _joint(draft: AttentionPlan) -> list[int]:

@@ -1,0 +1,115 @@
+"""Context parallelism on one GPU: the kernels run every simulated rank of P = 2, 4, 8 in turn and together equal P = 1.
+
+No process group: a rank's keys are taken from the whole sequence as its schedule says, partial results are merged as the
+executor merges them, and gradients are added in fp32.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import maskc
+from maskc.binding.bound import BoundMask
+from maskc.runtime import ops
+from maskc.runtime.localize import localize, take
+from maskc.runtime.merge import merge
+from maskc.runtime.plan import plan
+from tests.gpu.inputs import suite_mask
+
+MASKS = (
+    "02_causal",
+    "05_doc_full",
+    "09_doc_prefix",
+    "06_share_question",
+    "07_global_window",
+    "12_random_eviction",
+    "28_duo_heads",
+    "94_packed_blockwise_causal",
+)
+LIMIT = 1.5
+"""Largest error against fp64 of the ranks together, in units of the same error of one call."""
+
+
+def special_cases() -> list[tuple[str, Callable[[], str]]]:
+    """Every mask on 2, 4 and 8 ranks, with the strategies in turn; a ragged length on uneven ranks."""
+    cases: list[tuple[str, Callable[[], str]]] = []
+    for i, name in enumerate(MASKS):
+        for j, world in enumerate((2, 4, 8)):
+            strategy = ("all-gather", "staged", "ring")[(i + j) % 3]
+            n = (1024, 937)[(i + j) % 2]
+            cases.append((f"context/{name}/{world}/{strategy}/{n}", partial(check, name, world, strategy, n)))
+    return cases
+
+
+def check(name: str, world: int, strategy: str, n: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> str:
+    """ "" when the ranks together are as near to fp64 as one call is, else the tensor that is not."""
+    found = suite_mask(name, n, n, random.Random(7))
+    assert found is not None
+    path, inputs = found
+    spec = maskc.compile(path).bind(nq=n, nk=n, **inputs)
+    g = torch.Generator().manual_seed(0)
+    heads, heads_kv, dim = 8, 2, 64
+    whole = [torch.randn(1, n, h, dim, generator=g).to(dtype) for h in (heads, heads_kv, heads_kv, heads)]
+    truth = one_call(spec, [t.double() for t in whole])
+    on_device = [t.to(device) for t in whole]
+    alone = one_call(spec, on_device)
+    ranks = in_turn(spec, on_device, world, strategy)
+    for label, exact, one, many in zip(("out", "lse", "dq", "dk", "dv"), truth, alone, ranks, strict=True):
+        finite = torch.isfinite(exact)
+        if not torch.equal(torch.isfinite(many.cpu()), finite):
+            return f"{label} is finite elsewhere"
+        error, floor = ((x.cpu().double() - exact)[finite].abs().max().item() for x in (many, one))
+        if not error <= LIMIT * floor:
+            return f"{label}: {error:.2e} from fp64, one call {floor:.2e}"
+    return ""
+
+
+def one_call(spec: BoundMask, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    q, k, v, dout = tensors
+    vectors = spec.vectors(q.shape[1], k.shape[1], q.device)
+    scale = q.shape[3] ** -0.5
+    out, lse = ops.forward(vectors, q, k, v, scale)
+    return out, lse, *ops.backward(vectors, q, k, v, out, lse, dout, None, scale)
+
+
+def in_turn(spec: BoundMask, tensors: list[Tensor], world: int, strategy: str) -> tuple[Tensor, ...]:
+    """(out, lse, dq, dk, dv) of the whole sequence from every rank's local calls."""
+    q, k, v, dout = tensors
+    n, scale = q.shape[1], q.shape[3] ** -0.5
+    acc = torch.float64 if q.dtype == torch.float64 else torch.float32
+    vectors = spec.vectors(n, n, q.device)
+    p = plan(spec, world_size=world, nq=n, nk=n, chunk=128)
+    steps = p.schedule(strategy).steps
+    out, dq = torch.empty_like(dout), torch.zeros(q.shape, dtype=acc, device=q.device)
+    lse = torch.empty(1, q.shape[2], n, dtype=acc, device=q.device)
+    dk, dv = (torch.zeros(x.shape, dtype=acc, device=q.device) for x in (k, v))
+    for rank in range(world):
+        chunks = p.rows.chunks_of(rank)
+        if not chunks:
+            continue
+        rows = torch.cat([torch.arange(*r, device=q.device) for r in p.rows.ranges(chunks)])
+        queries, grads = q[:, rows], dout[:, rows]
+        calls = []
+        total = None
+        for step in steps:
+            if columns := step.columns[rank]:
+                ranges = p.keys.ranges(columns)
+                local = localize(vectors, p.rows, chunks, p.keys, columns, q.device)
+                calls.append((local, take(k, ranges, 1), take(v, ranges, 1), ranges))
+                part = ops.forward(local, queries, *calls[-1][1:3], scale, out_dtype=acc)
+                total = part if total is None else merge(total, part)
+        assert total is not None
+        mine, norm = total[0].to(q.dtype), total[1]
+        out[:, rows], lse[:, :, rows] = mine, norm.to(acc)
+        for local, keys, values, ranges in calls:
+            parts = ops.backward(local, queries, keys, values, mine, norm, grads, None, scale, grad_dtype=acc)
+            dq[:, rows] += parts[0]
+            at = torch.cat([torch.arange(*r, device=q.device) for r in ranges])
+            dk[:, at] += parts[1]
+            dv[:, at] += parts[2]
+    return out, lse, dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
