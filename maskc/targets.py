@@ -68,13 +68,13 @@ def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = (), *, certify: bool
 
 
 def _refused(fn: MaskFn, example: Counterexample) -> Diagnostic:
-    runs = len(example.masked_runs)
+    notes = [("smallest case found", example.text), *([("why", example.why)] if example.why else [])]
     return Diagnostic(
         "M301",
-        f"a key needs {runs} masked runs; the column form holds 2",
+        f"a key needs {len(example.masked_runs)} masked runs; the column form holds 2",
         fn.span,
         "make two calls and merge them by their log-sum-exp, or store the tokens in an order that joins the runs",
-        (("smallest case found", example.text),),
+        tuple(notes),
     )
 
 
