@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.boundary import BlockTable, BoundaryVectors
-from maskc.codegen import mirror
+from maskc.codegen.mirror import KvIndex
 from maskc.codegen.spec import CAUSAL, DIAG, LTE, LTS, SKIP, TAIL, UNSEEN, UTE, UTS, KernelSpec, MaskForm
 from maskc.tiles import TileClass, classify
 
 TILE_Q, TILE_KV = 64, 16
-Case = tuple[KernelSpec, mirror.Columns, BoundaryVectors]
+Case = tuple[KvIndex, BoundaryVectors]
 
 
 @st.composite
@@ -55,10 +55,10 @@ def masks(draw: st.DrawFn) -> Case:
         blocks = BlockTable(torch.tensor(keep).view(1, 1, *shape), TILE_Q, TILE_KV)
     tensors = {name: torch.tensor(v, dtype=torch.int32).view(1, 1, -1) for name, v in vectors.items()}
     v = BoundaryVectors(rows, cols, 1, 1, form.causal, blocks=blocks, **tensors)
-    return spec, mirror.Columns(rows, cols, vectors, keep), v
+    return KvIndex(spec, rows, cols, vectors, keep), v
 
 
-def masked_by_tag(tag: int, m: mirror.Columns, q: int, k: int) -> bool:
+def masked_by_tag(tag: int, m: KvIndex, q: int, k: int) -> bool:
     """What the consumer's tests do with element (q, k): only those that the tag names."""
 
     def at(name: str, absent: int) -> int:
@@ -76,11 +76,11 @@ def masked_by_tag(tag: int, m: mirror.Columns, q: int, k: int) -> bool:
 @settings(max_examples=150, deadline=None)
 @given(masks())
 def test_queue_is_every_visible_tile_with_tests_that_reproduce_the_mask(case: Case) -> None:
-    spec, m, v = case
+    m, v = case
     masked = v.masked()[0, 0]
     unseen = masked.all(0)
     for i in range(-(-m.rows // TILE_Q)):
-        queued = mirror.queue(spec, m, i)
+        queued = m.queue(i)
         assert [b for b, _ in queued] == sorted((b for b, _ in queued), reverse=True)
         tags = dict(queued)
         r0, r1 = i * TILE_Q, min((i + 1) * TILE_Q, m.rows)
@@ -103,10 +103,10 @@ def test_queue_is_every_visible_tile_with_tests_that_reproduce_the_mask(case: Ca
 @settings(max_examples=150, deadline=None)
 @given(masks())
 def test_classes_are_those_of_the_other_backends(case: Case) -> None:
-    spec, m, v = case
+    m, v = case
     wanted = classify(v, TILE_Q, TILE_KV)[0, 0]
     for i in range(wanted.shape[0]):
         for block in range(wanted.shape[1]):
-            tag = mirror.classify(spec, m, i, block)
+            tag = m.tag(i, block)
             cls = TileClass.SKIP if tag == SKIP else TileClass.PARTIAL if tag & ~(TAIL | UNSEEN) else TileClass.UNMASKED
             assert cls == TileClass(int(wanted[i, block])), (i, block)

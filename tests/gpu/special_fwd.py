@@ -14,8 +14,8 @@ import torch
 
 import maskc
 from maskc.boundary import BlockTable, BoundaryVectors
-from maskc.codegen import mirror
 from maskc.codegen.forward import forward_spec
+from maskc.codegen.mirror import KvIndex
 from maskc.codegen.spec import KernelSpec
 from maskc.runtime import hopper
 from tests.gpu.check import masked_rows
@@ -121,22 +121,22 @@ def _queue(v: BoundaryVectors, source: str, heads: int) -> str:
     for b in range(v.batch):
         for h in range(heads):
             m = h // (heads // v.heads)
-            wanted_of = mirror_columns(v, b, m)
+            index = kv_index(spec, v, b, m)
             for i in range(record.shape[2]):
                 line = record[b, h, i].tolist()
                 got = [(x >> 8, x & 255) for x in line[1 : 1 + line[0]]]
-                wanted = mirror.queue(spec, wanted_of, i)
+                wanted = index.queue(i)
                 if got != wanted:
                     return f"item {b} head {h} Q block {i}: {got[:8]} instead of {wanted[:8]}"
     return verify(v, qkv, out, lse)
 
 
-def mirror_columns(v: BoundaryVectors, item: int, head: int) -> mirror.Columns:
+def kv_index(spec: KernelSpec, v: BoundaryVectors, item: int, head: int) -> KvIndex:
     def row(t: torch.Tensor) -> Any:
         return t[item % t.shape[0], head % t.shape[1]].tolist()
 
     named = {n: row(t) for n, t in zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True) if t is not None}
-    return mirror.Columns(v.nq, v.nk, named, None if v.blocks is None else row(v.blocks.keep))
+    return KvIndex(spec, v.nq, v.nk, named, None if v.blocks is None else row(v.blocks.keep))
 
 
 def _suite_queue(name: str, source: str) -> str:
