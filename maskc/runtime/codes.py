@@ -55,8 +55,9 @@ mask that is not within another. With several, or none, name it: `maskc.plan(...
 Orders: contiguous, zigzag, zigzag-document, balanced. Strategies: all-gather, staged, ring, auto. Axes: rows, keys.""",
     "M714": """The plan has too many chunks.
 Workloads and transfers are kept per pair of chunks, so their number is limited. Choose a larger `chunk`.""",
-    "M715": """The masks of a plan and their weights do not match.
-A plan needs at least one mask; `weights` gives for each the number of layers that use it, at least 1.""",
+    "M715": """A plan lacks something it was asked for.
+It needs at least one mask; `weights` gives for each the number of layers that use it, at least 1; and bytes can only be
+told when the plan was made with `heads_kv` and `head_dim`.""",
     "M716": """The ranks do not divide into nodes.
 `nodes` is the number of machines, each with the same number of ranks, numbered machine by machine.""",
 }

@@ -85,13 +85,21 @@ def run(
 def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor) -> Choice:
     """What "auto" takes: equal on all ranks, because it looks at the plan, global sizes and the device type only."""
     row_bytes = k.shape[0] * k.shape[2] * (k.shape[3] + v.shape[3]) * k.element_size()
+    return _choose(plan, part, row_bytes, q.shape[0] * q.shape[2] * q.shape[3], q.device.type)
+
+
+@lru_cache(maxsize=256)
+def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, device: str) -> Choice:
+    """`row_bytes`: K and V of one row. `row_elements`: batch times query heads times head dimension."""
     incoming = max(sum(plan.keys.size_of(c) for c in plan.needed(r, part)) for r in range(plan.world)) * row_bytes
     if incoming > GATHER_LIMIT:
         return Choice("ring", f"gathered K and V would take {incoming >> 20} MiB on a rank")
-    if q.device.type == "cpu" or not plan.overlap:
-        return Choice("all-gather", "one exchange and one local call" + ("" if plan.overlap else "; overlap is off"))
+    if not plan.overlap:
+        return Choice("all-gather", "one exchange and one local call; overlap is off")
+    if device == "cpu":
+        return Choice("all-gather", "one exchange and one local call; on a CPU nothing is gained by stages")
     m = DEFAULT_MACHINE
-    compute = m.compute_seconds(max(plan.part_workloads(part)), plan.costs, plan.tile, q.shape[2], q.shape[3])
+    compute = m.compute_seconds(max(plan.part_workloads(part)), plan.costs, plan.tile, 1, row_elements)
     share = incoming / (m.inter if plan.nodes > 1 else m.intra) / max(compute, 1e-9)
     if share > STAGE_SHARE:
         return Choice("staged", f"the exchange would take {share:.0%} of the compute time; stages hide it")
@@ -121,10 +129,22 @@ def agreed_call(
     call, failure = None, None
     try:
         call = _call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
-        fields = _fields(call, q, k, v, recording)
         seen = _agreed.setdefault(_process_group(peer), {})
-        if (key := tuple(fields.values())) in seen:
+        key = (
+            plan.digest,
+            call.part,
+            call.schedule.strategy,
+            q.shape,
+            k.shape,
+            v.shape,
+            q.dtype,
+            call.scale,
+            deterministic,
+            recording,
+        )
+        if key in seen:
             return call
+        fields = _fields(call, q, k, v, recording)
         _check_local_calls(call, q, k, v)
     except MaskcError as e:
         failure = e

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from maskc.binding.bound import BoundMask
 
 Order: TypeAlias = Literal["contiguous", "zigzag", "zigzag-document", "balanced"]
+Direction: TypeAlias = Literal["forward", "backward"]
 Spec: TypeAlias = "BoundMask | BoundaryVectors"
 CHUNKS_PER_RANK = 8
 CHUNK_LIMIT = 4096
@@ -156,6 +157,26 @@ class AttentionPlan(Handled, DataContract):
     def schedule(self, strategy: str, part: int = 0) -> Schedule:
         """Steps and moves of a strategy ("all-gather", "staged", "ring") for one mask."""
         return _schedule(self, strategy, part)
+
+    def traffic(
+        self, strategy: str = "all-gather", part: int = 0, direction: Direction = "forward", batch: int = 1, itemsize: int = 2
+    ) -> tuple[tuple[int, ...], ...]:
+        """Bytes from rank to rank, [src][dst], of one attention call; exactly what `maskc.run` sends.
+
+        Backward, K and V travel once more and their gradients go back along the same ways, in fp32 (fp64 for fp64).
+
+        Raises:
+            MaskcError: M715 when the plan was made without `heads_kv` and `head_dim`.
+        """
+        if self.heads_kv is None or self.head_dim is None:
+            raise error("M715", "bytes depend on the model", None, "make the plan with heads_kv= and head_dim=")
+        rows = self.schedule(strategy, part).rows_sent(self.keys)
+        elements = 2 * self.heads_kv * self.head_dim * batch
+        gradient = 0 if direction == "forward" else max(4, itemsize)
+        return tuple(
+            tuple(elements * (rows[a][b] * itemsize + rows[b][a] * gradient) for b in range(self.world))
+            for a in range(self.world)
+        )
 
 
 def plan(

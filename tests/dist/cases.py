@@ -135,6 +135,11 @@ def verify(case: Case, spec: Spec, results: list[dict[str, Any]], tolerance: flo
         assert error <= tolerance, f"{name} is off by {error} in {case}"
     rows = p.schedule(case.strategy, p.part(spec)).rows_sent(p.keys)
     row_bytes = case.batch[0] * case.heads[1] * sum(case.dims) * 8
+    if case.dims[0] == case.dims[1]:
+        sized = replace(p, heads_kv=case.heads[1], head_dim=case.dims[0])
+        told = [sized.traffic(case.strategy, 0, d, case.batch[0], 8) for d in ("forward", "backward")]  # type: ignore[arg-type]
+        sent = [[sum(n for (_, to), n in r["sent"].items() if to == dst) for dst in range(case.world)] for r in results]
+        assert sent == [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*told, strict=True)], f"bytes in {case}"
     for src, result in enumerate(results):
         for dst in range(case.world):
             forward, backward = result["sent"].get(("kv", dst), 0), result["sent"].get(("grad", dst), 0)

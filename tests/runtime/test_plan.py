@@ -206,6 +206,18 @@ def test_costs_are_fitted_from_times() -> None:
     assert TileCosts.fit(samples, unit=100) == TileCosts(130, 100, 25)
 
 
+def test_traffic_in_bytes() -> None:
+    """[4, 4] documents, contiguous on four ranks of two rows: ranks 1 and 3 need the two rows before theirs."""
+    p = plan(doc_mask([4, 4]), world_size=4, order="contiguous", heads_kv=2, head_dim=8)
+    row = 2 * 2 * 8 * 2
+    assert p.traffic() == ((0, 2 * row, 0, 0), (0, 0, 0, 0), (0, 0, 0, 2 * row), (0, 0, 0, 0))
+    backward = p.traffic(direction="backward")
+    assert backward[0][1] == 2 * row
+    assert backward[1][0] == 2 * 2 * row  # gradients in fp32
+    with pytest.raises(MaskcError, match="M715"):
+        plan(doc_mask([4, 4]), world_size=4).traffic()
+
+
 # ---------------------------------------------------------------- refusals
 
 
