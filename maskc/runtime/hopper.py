@@ -286,7 +286,7 @@ def forward_with(
         _tile_map(val, spec.block_kv),
         _tile_map(out, 64) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
     )
-    grid = min(_multiprocessors(q.device), params.items)
+    grid = min(multiprocessors(q.device), params.items)
     launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)
     return out, lse
 
@@ -308,7 +308,7 @@ def _forward_kernel(spec: KernelSpec) -> Kernel:
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

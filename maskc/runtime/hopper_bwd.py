@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import e, gcd, log2
 
 import torch
@@ -17,21 +17,15 @@ from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.nvrtc import compile_cubin
-from maskc.codegen.spec import Dtype, MaskForm
+from maskc.codegen.spec import VECTORS
 from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec, select_backward
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
+from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
 
-DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
 _FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
 _NEAR = 64 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
-
-
-def form_of(v: BoundaryVectors) -> MaskForm:
-    """Which parts the mask has."""
-    lts, lte, uts, ute, diag = (t is not None for t in v.tensors)
-    return MaskForm(lts, lte, uts, ute, diag, v.causal, v.blocks is not None)
 
 
 def backward(
@@ -52,109 +46,98 @@ def backward(
 
     out is q's dtype or fp32; lse, dlse [B, Hq, Sq] fp32. `out` and `lse` may belong to more keys than `k` holds.
     """
-    spec = select_backward(form_of(v), q.shape[3], DTYPES[q.dtype], deterministic=deterministic)
+    spec = select_backward(mask_form(v), q.shape[3], DTYPES[q.dtype], deterministic=deterministic)
+    return backward_with(spec, v, q, k, val, out, lse, dout, dlse, scale, grad_dtype or q.dtype)
+
+
+def backward_with(
+    spec: BackwardSpec,
+    v: BoundaryVectors,
+    q: Tensor,
+    k: Tensor,
+    val: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    scale: float,
+    dtype: torch.dtype,
+    dealing: Dealing | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for)."""
+    if q.numel() == 0 or k.numel() == 0:
+        return q.new_zeros(q.shape, dtype=dtype), k.new_zeros(k.shape, dtype=dtype), val.new_zeros(val.shape, dtype=dtype)
     shape = _Shape.of(spec, v, q, k)
-    dtype = grad_dtype or q.dtype
-    q, k, val, dout = (_addressable(t) for t in (q, k, val, dout.to(q.dtype)))
-    out = _addressable(out)
+    dealing = dealing or shape.dealing(spec, multiprocessors(q.device))
+    q, k, val, dout, out = (addressable(t) for t in (q, k, val, dout.to(q.dtype), out))
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.to(torch.float32).contiguous()
     dq = q.new_empty(q.shape, dtype=dtype)
     # dK and dV go straight to the result, or as one fp32 part per split to be summed in order.
-    parts = (shape.splits, *k.shape) if shape.splits > 1 else k.shape
     grads_f32 = shape.splits > 1 or dtype == torch.float32
+    parts = (shape.splits, *k.shape) if shape.splits > 1 else k.shape
     dk, dv = (k.new_empty(parts, dtype=torch.float32 if grads_f32 else dtype) for _ in range(2))
-    space = _Workspace.of(spec, shape, q.device)
-    kernels = _kernels(spec)
-    masks = _Masks.of(v)
-    items = shape.batch * shape.hk * shape.splits * shape.kv_blocks
-    few = items < _FEW * _multiprocessors(q.device)
-    # Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie.
-    sorted_tiles = few and bool(spec.form.vectors) and not deterministic
+    space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
     pre = _Pre(
         out=out.data_ptr(),
         dout=dout.data_ptr(),
         lse=lse.data_ptr(),
         dlse=0 if dlse is None else dlse.data_ptr(),
-        lse2=space.lse2,
-        dpsum=space.dpsum,
-        dead_rows=space.dead_rows,
-        dq=space.dq,
-        turns=space.turns,
-        ticket=space.ticket,
-        tiles=space.tiles,
-        order=space.order,
-        **masks.vectors,
-        **masks.blocks,
-        **{f"out_{name}": out.stride(i) for i, name in enumerate(("batch", "row", "head"))},
-        **{f"dout_{name}": dout.stride(i) for i, name in enumerate(("batch", "row", "head"))},
-        nq=shape.nq,
-        nk=shape.nk,
-        hq=shape.hq,
-        batch=shape.batch,
-        q_blocks=shape.q_blocks,
-        kv_blocks=shape.kv_blocks,
-        mask_tiles=shape.mask_tiles,
+        **space.addresses,
+        **mask.fields,
+        **{f"{name}_{of}": t.stride(i) for name, t in (("out", out), ("dout", dout)) for i, of in enumerate(_STRIDES)},
+        **shape.sizes("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "mask_tiles"),
         mask_heads=v.heads,
         out_is_f32=out.dtype == torch.float32,
     )
     main = _Main(
-        dq=space.dq,
-        lse2=space.lse2,
-        dpsum=space.dpsum,
-        dead_rows=space.dead_rows,
-        tiles=space.tiles,
-        order=space.order if sorted_tiles else 0,
-        **masks.vectors,
-        **masks.blocks,
-        turns=space.turns,
-        ticket=space.ticket,
+        **{name: at for name, at in space.addresses.items() if name != "order"},
+        **mask.fields,
+        order=space.addresses["order"] if dealing.falling else 0,
         dk=dk.data_ptr(),
         dv=dv.data_ptr(),
-        nq=shape.nq,
-        nk=shape.nk,
-        hq=shape.hq,
-        hk=shape.hk,
-        batch=shape.batch,
-        q_blocks=shape.q_blocks,
-        kv_blocks=shape.kv_blocks,
-        splits=shape.splits,
-        heads=shape.heads,
+        **shape.sizes("nq", "nk", "hq", "hk", "batch", "q_blocks", "kv_blocks", "splits", "heads"),
         grads_f32=grads_f32,
         mask_batch=v.batch,
         mask_heads=v.heads,
-        group=heads_together(shape.nq * spec.head_dim) if few else 1,
+        group=dealing.heads,
         scale=scale,
         scale_log2=scale * log2(e),
     )
     post = _Post(
-        acc=space.dq,
+        acc=space.addresses["dq"],
         dq=dq.data_ptr(),
-        nq=shape.nq,
-        hq=shape.hq,
-        q_blocks=shape.q_blocks,
+        **shape.sizes("nq", "hq", "q_blocks"),
         dq_is_f32=dtype == torch.float32,
         scale=scale,
     )
-    row_blocks = shape.batch * shape.hq * shape.q_blocks
     loads = [_map(t, rows) for t, rows in ((q, spec.block_q), (dout, spec.block_q), (k, spec.block_kv), (val, spec.block_kv))]
     # Without 16-bit results the two store maps are never used; any valid map will do.
     stores = [loads[2], loads[3]] if grads_f32 else [_map(t, 64) for t in (dk, dv)]
-    launch(kernels.pre, (row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=q.device)
-    if kernels.order is not None and sorted_tiles:
+    kernels, device = _kernels(spec), q.device
+    launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
+    if dealing.falling:
+        assert kernels.order is not None, "in deterministic mode tiles are dealt as they lie"
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
-        launch(kernels.order, grid, 256, Arguments([], pre), device=q.device)
-    launch(
-        kernels.main, (items, 1, 1), spec.threads, Arguments([*loads, *stores], main), shared=spec.shared_bytes, device=q.device
-    )
-    launch(kernels.post, (row_blocks, 1, 1), 256, Arguments([], post), device=q.device)
+        launch(kernels.order, grid, 256, Arguments([], pre), device=device)
+    arguments = Arguments([*loads, *stores], main)
+    launch(kernels.main, (shape.items, 1, 1), spec.threads, arguments, shared=spec.shared_bytes, device=device)
+    launch(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post), device=device)
     if shape.splits > 1:
         dk, dv = (t.sum(0).to(dtype) for t in (dk, dv))
     return dq, dk, dv
 
 
 # ---------------------------------------------------------------- sizes, workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """The order of work items: tiles of `heads` (head, split) units in turn, as they lie or by falling work."""
+
+    heads: int = 1
+    falling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +160,29 @@ class _Shape:
         batch, nq, hq, _ = q.shape
         nk, hk = k.shape[1], k.shape[2]
         q_blocks, kv_blocks = -(-nq // spec.block_q), -(-nk // spec.block_kv)
-        heads = heads_per_cta(hq // hk, hq // v.heads, batch * hk * kv_blocks, _multiprocessors(q.device))
+        heads = heads_per_cta(hq // hk, hq // v.heads, batch * hk * kv_blocks, multiprocessors(q.device))
         splits = hq // hk // heads
         return cls(batch, nq, nk, hq, hk, q_blocks, kv_blocks, v.batch * v.heads * kv_blocks, splits, heads)
+
+    @property
+    def row_blocks(self) -> int:
+        return self.batch * self.hq * self.q_blocks
+
+    @property
+    def items(self) -> int:
+        return self.batch * self.hk * self.splits * self.kv_blocks
+
+    def sizes(self, *names: str) -> dict[str, int]:
+        return {name: getattr(self, name) for name in names}
+
+    def dealing(self, spec: BackwardSpec, processors: int) -> Dealing:
+        """Where items are few, short ones last; else a head at a time, whose Q and dO then stay in L2.
+
+        Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie.
+        """
+        if self.items >= _FEW * processors:
+            return Dealing()
+        return Dealing(heads_together(self.nq * spec.head_dim), bool(spec.form.vectors) and not spec.deterministic)
 
 
 def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: int) -> int:
@@ -199,47 +202,30 @@ def heads_together(elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Workspace:
-    """Device addresses in one buffer, which `keep` holds until the launches are enqueued (torch frees in stream order)."""
+    """Parts of one buffer by name. `keep` holds it until the launches are enqueued (torch frees in stream order)."""
 
     keep: Tensor
-    dq: int
-    lse2: int
-    dpsum: int
-    dead_rows: int
-    turns: int
-    ticket: int
-    tiles: int
-    order: int
+    addresses: dict[str, int]
 
     @classmethod
     def of(cls, spec: BackwardSpec, shape: _Shape, device: torch.device) -> _Workspace:
-        row_blocks = shape.batch * shape.hq * shape.q_blocks
-        rows = row_blocks * spec.block_q
-        sizes = (
-            rows * spec.head_dim * 4,
-            rows * 4,
-            rows * 4,
-            row_blocks * 4,
-            row_blocks * 4 if spec.deterministic else 0,
-            4,
-            shape.mask_tiles * TILE_INTS * 4,
-            shape.mask_tiles * 4,
-        )
-        starts, total = [], 0
-        for size in sizes:
-            starts.append(total)
+        rows = shape.row_blocks * spec.block_q
+        sizes = {
+            "dq": rows * spec.head_dim * 4,
+            "lse2": rows * 4,
+            "dpsum": rows * 4,
+            "dead_rows": shape.row_blocks * 4,
+            "turns": shape.row_blocks * 4 if spec.deterministic else 0,
+            "ticket": 4,
+            "tiles": shape.mask_tiles * TILE_INTS * 4,
+            "order": shape.mask_tiles * 4,
+        }
+        offsets, total = {}, 0
+        for name, size in sizes.items():
+            offsets[name] = total
             total += -(-size // _ALIGN) * _ALIGN
         keep = torch.empty(total, dtype=torch.uint8, device=device)
-        return cls(keep, *(keep.data_ptr() + start for start in starts))
-
-
-def _addressable(t: Tensor) -> Tensor:
-    """`t`, or a dense copy where a bulk copy cannot address it (expanded, unaligned, last dimension not contiguous)."""
-    step = 16 // t.element_size()
-    strides = [s for s, n in zip(t.stride()[:-1], t.shape[:-1], strict=True) if n > 1]
-    if t.stride(-1) == 1 and t.data_ptr() % 16 == 0 and all(s > 0 and s % step == 0 for s in strides):
-        return t
-    return t.clone(memory_format=torch.contiguous_format)
+        return cls(keep, {name: keep.data_ptr() + offset for name, offset in offsets.items()})
 
 
 def _map(t: Tensor, rows: int) -> bytes:
@@ -251,39 +237,24 @@ def _map(t: Tensor, rows: int) -> bytes:
     )
 
 
-@lru_cache(maxsize=64)
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-# ---------------------------------------------------------------- masks
-
-
 @dataclass(frozen=True, slots=True)
-class _Masks:
-    """Fields of the parameter structs that describe the mask."""
+class _Mask:
+    """Fields of the parameter structs that describe the mask. `keep` holds the tensors that they point into."""
 
-    vectors: dict[str, int]
-    blocks: dict[str, int]
+    keep: tuple[Tensor, ...]
+    fields: dict[str, int]
 
     @classmethod
-    def of(cls, v: BoundaryVectors) -> _Masks:
-        names = ("lts", "lte", "uts", "ute", "diag")
-        vectors = {name: 0 if t is None else t.data_ptr() for name, t in zip(names, v.tensors, strict=True)}
+    def of(cls, v: BoundaryVectors) -> _Mask:
+        dense = {n: t.expand(v.batch, v.heads, v.nk).contiguous() for n in VECTORS if (t := getattr(v, n)) is not None}
+        fields = {name: t.data_ptr() for name, t in dense.items()}
         if v.blocks is None:
-            return cls(vectors, {})
-        keep = v.blocks.keep
-        batch, heads, rows, cols = keep.shape
-        blocks = {
-            "keep": keep.data_ptr(),
-            "keep_batch": batch,
-            "keep_heads": heads,
-            "keep_rows": rows,
-            "keep_cols": cols,
-            "keep_block_q": v.blocks.block_q,
-            "keep_block_kv": v.blocks.block_kv,
-        }
-        return cls(vectors, blocks)
+            return cls(tuple(dense.values()), fields)
+        table = v.blocks.keep.contiguous()
+        batch, heads, rows, cols = table.shape
+        sizes = (batch, heads, rows, cols, v.blocks.block_q, v.blocks.block_kv)
+        named = {name: size for (name, _), size in zip(_KEEP, sizes, strict=True)}
+        return cls((*dense.values(), table), {**fields, **named, "keep": table.data_ptr()})
 
 
 # ---------------------------------------------------------------- kernels and their parameters
@@ -297,7 +268,7 @@ class _Kernels:
     order: Kernel | None
 
 
-@lru_cache(maxsize=256)
+@cache
 def _kernels(spec: BackwardSpec) -> _Kernels:
     image = compile_cubin(spec.source()).image
     pre, main, post = (load_kernel(image, name) for name in ("attn_bwd_pre", "attn_bwd", "attn_bwd_post"))
@@ -306,7 +277,8 @@ def _kernels(spec: BackwardSpec) -> _Kernels:
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _KEEP = [(f"keep_{name}", _INT) for name in ("batch", "heads", "rows", "cols", "block_q", "block_kv")]
-_VECTORS = [(name, _POINTER) for name in ("lts", "lte", "uts", "ute", "diag")]
+_VECTORS = [(name, _POINTER) for name in VECTORS]
+_STRIDES = ("batch", "row", "head")
 
 
 class _Pre(ctypes.Structure):
@@ -317,7 +289,7 @@ class _Pre(ctypes.Structure):
         *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "tiles", "order")),
         *_VECTORS,
         ("keep", _POINTER),
-        *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in ("batch", "row", "head")),
+        *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in _STRIDES),
         *((name, _INT) for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "mask_tiles", "mask_heads")),
         *_KEEP,
         ("out_is_f32", _INT),

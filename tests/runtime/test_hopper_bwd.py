@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maskc.boundary import BoundaryVectors
+from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.spec import MaskForm
-from maskc.runtime.hopper_bwd import _addressable, form_of, heads_per_cta, heads_together
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import hopper_bwd
+from maskc.runtime.driver_api import Arguments
+from maskc.runtime.hopper_bwd import Dealing, _Shape, heads_per_cta, heads_together
 
 
 @pytest.mark.parametrize(
@@ -34,23 +37,80 @@ def test_heads_together_fit_the_cache() -> None:
     assert heads_together(1 << 30) == 1
 
 
-def test_what_a_bulk_copy_can_address() -> None:
-    plain = torch.zeros(2, 8, 4, 64, dtype=torch.bfloat16)
-    strided = torch.zeros(2, 4, 8, 64, dtype=torch.bfloat16).transpose(1, 2)
-    assert _addressable(plain) is plain
-    assert _addressable(strided) is strided
-    expanded = plain[:, :1].expand(2, 8, 4, 64)
-    late = torch.zeros(8 * 64 + 1, dtype=torch.bfloat16)[1:].view(1, 8, 1, 64)  # 2 bytes off
-    wide = torch.zeros(2, 8, 4, 65, dtype=torch.bfloat16)[..., :64]
-    backwards = plain.transpose(2, 3)
-    for t in (expanded, late, wide, backwards):
-        copy = _addressable(t)
-        assert copy.is_contiguous()
-        assert copy.data_ptr() % 16 == 0
-        assert torch.equal(copy, t)
+def test_short_tiles_come_last_where_they_are_few() -> None:
+    def dealing(heads: int, form: MaskForm, deterministic: bool = False) -> Dealing:
+        spec = select_backward(form, 128, "bf16", deterministic=deterministic)
+        return _Shape(1, 8192, 8192, heads, heads, 128, 64, 64, 1, 1).dealing(spec, 132)
+
+    assert dealing(512, MaskForm(lts=True)) == Dealing()
+    assert dealing(16, MaskForm(causal=True)) == Dealing(8)
+    assert dealing(16, MaskForm(lts=True)) == Dealing(8, falling=True)
+    assert dealing(16, MaskForm(lts=True), deterministic=True) == Dealing(8)
 
 
-def test_form_of_a_mask() -> None:
-    one = torch.zeros(1, 1, 4, dtype=torch.int32)
-    assert form_of(BoundaryVectors(4, 4, 1, 1, True, lts=one)) == MaskForm(lts=True, causal=True)
-    assert form_of(BoundaryVectors(4, 4, 1, 1, False, lts=one, ute=one, diag=one)) == MaskForm(lts=True, ute=True, diag=True)
+Launches = list[tuple[str, tuple[int, int, int], object]]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Launches of the backward as (kernel, grid, parameters), none of which happens."""
+    seen: Launches = []
+
+    def launch(kernel: str, grid: tuple[int, int, int], threads: int, arguments: Arguments, **_: object) -> None:
+        seen.append((kernel, grid, arguments.body))
+
+    monkeypatch.setattr(hopper_bwd, "launch", launch)
+    monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post", "order"))
+    monkeypatch.setattr(hopper_bwd, "_map", lambda t, rows: bytes(128))
+    monkeypatch.setattr(hopper_bwd, "multiprocessors", lambda device: 132)
+    return seen
+
+
+def call(v: BoundaryVectors, heads: int, kv_heads: int, **options: object) -> tuple[torch.Tensor, ...]:
+    q = torch.zeros(2, v.nq, heads, 128, dtype=torch.bfloat16)
+    k = torch.zeros(2, v.nk, kv_heads, 128, dtype=torch.bfloat16)
+    lse = torch.zeros(2, heads, v.nq)
+    return hopper_bwd.backward(v, q, k, k, q, lse, q[:, :1].expand_as(q), None, 0.1, **options)
+
+
+def test_what_is_launched(launches: Launches) -> None:
+    """Four query heads to two kv heads, one mask head per query head: each kv head's two parts are summed at the end."""
+    lts = torch.zeros(1, 4, 300, dtype=torch.int32)
+    grads = call(BoundaryVectors(200, 300, 1, 4, True, lts=lts), 4, 2)
+    assert [t.dtype for t in grads] == [torch.bfloat16] * 3
+    assert [tuple(t.shape) for t in grads] == [(2, 200, 4, 128), (2, 300, 2, 128), (2, 300, 2, 128)]
+    row_blocks, tiles = 2 * 4 * 4, 4 * 3  # 64 rows; 128 keys
+    assert [(name, grid) for name, grid, _ in launches] == [
+        ("pre", (row_blocks + tiles // 4, 1, 1)),
+        ("order", (1, 4, 1)),
+        ("main", (2 * 2 * 2 * 3, 1, 1)),
+        ("post", (row_blocks, 1, 1)),
+    ]
+    main = launches[2][2]
+    assert (main.splits, main.heads, main.grads_f32, main.mask_batch, main.mask_heads) == (2, 1, 1, 1, 4)
+    assert main.order != 0
+    assert launches[0][2].lts == lts.data_ptr()
+
+
+def test_nothing_to_order(launches: Launches) -> None:
+    lts = torch.zeros(1, 1, 300, dtype=torch.int32)
+    call(BoundaryVectors(200, 300, 1, 1, True), 2, 2, grad_dtype=torch.float32)
+    call(BoundaryVectors(200, 300, 1, 1, True, lts=lts), 2, 2, deterministic=True)
+    assert [name for name, _, _ in launches] == ["pre", "main", "post"] * 2
+    assert launches[1][2].grads_f32 == launches[2][2].dq_is_f32 == 1
+    assert launches[4][2].grads_f32 == launches[5][2].dq_is_f32 == 0
+
+
+def test_no_rows_at_all(launches: Launches) -> None:
+    grads = call(BoundaryVectors(0, 300, 1, 1, True), 2, 2)
+    assert not launches
+    assert all(not g.any() for g in grads)
+
+
+def test_block_tables_of_any_layout(launches: Launches) -> None:
+    keep = torch.zeros(3, 2, 1, 1, dtype=torch.bool).permute(2, 3, 1, 0)  # [1, 1, 2, 3], not contiguous
+    v = BoundaryVectors(200, 300, 1, 1, False, blocks=BlockTable(keep, 128, 128))
+    call(v, 2, 2)
+    main = launches[-2][2]
+    assert main.keep not in (0, keep.data_ptr())
+    assert (main.keep_batch, main.keep_heads, main.keep_rows, main.keep_cols, main.keep_block_q) == (1, 1, 2, 3, 128)
