@@ -56,6 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "convert":
+        return import_module("maskc.convert")
     if name not in _HOMES:
         raise AttributeError(f"module 'maskc' has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)

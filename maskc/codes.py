@@ -16,6 +16,7 @@ TABLES: tuple[str, ...] = (
     "maskc.frontend.codes",
     "maskc.ir.codes",
     "maskc.binding.codes",
+    "maskc.convert.codes",
     "maskc.codes",
     "maskc.codegen.codes",
     "maskc.runtime.codes",

@@ -1,0 +1,98 @@
+"""mask_mod and BlockMask: read exactly, written from vectors and tile tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+import maskc
+from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.convert import flex as flex_module
+from maskc.convert import from_block_mask, from_mask_mod, to_block_mask, to_dense, to_mask_mod
+from maskc.diagnostics import MaskcError
+from tests.convert.strategies import equal, seen, vectors
+
+
+@given(vectors(), st.sampled_from([1, 3]))
+@settings(max_examples=20)
+def test_mask_mod_says_what_the_vectors_say(v: BoundaryVectors, share: int) -> None:
+    heads = v.heads * share
+    made = create_mask(to_mask_mod(v, query_heads=heads), v.batch, heads, v.nq, v.nk, device="cpu")
+    assert torch.equal(made, seen(v).repeat_interleave(share, 1))
+
+
+@given(vectors(largest=40), st.sampled_from([(4, 4), (8, 4), (4, 16)]))
+@settings(max_examples=30)
+def test_block_mask_agrees_with_the_dense_one(v: BoundaryVectors, block: tuple[int, int]) -> None:
+    made = to_block_mask(v, query_heads=v.heads, block=block)
+    wanted = create_block_mask(to_mask_mod(v, query_heads=v.heads), v.batch, v.heads, v.nq, v.nk, "cpu", BLOCK_SIZE=block)
+    assert made.shape == wanted.shape
+    # tile classes promise what they skip and what they show in full, so they may only be more careful
+    assert bool((made.to_dense() >= wanted.to_dense()).all())
+    assert bool((made.full_kv_num_blocks <= wanted.full_kv_num_blocks).all())
+    back = _back(made)
+    assert back is None or equal(back.vectors(), v)
+
+
+def _back(block_mask: Any) -> Any:
+    try:
+        return from_block_mask(block_mask)
+    except MaskcError as e:
+        assert e.code == "M450"  # noqa: PT017
+        return None
+
+
+def test_native_masks_of_flex_users() -> None:
+    doc = torch.tensor([0] * 5 + [1] * 9 + [2] * 6)
+
+    def documents(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (doc[q] == doc[k]) & (q >= k)
+
+    wanted = maskc.compile("std:doc_causal").bind(doc=maskc.segments(ids=doc))
+    assert equal(from_mask_mod(documents, 20, 20).vectors(), wanted.vectors())
+    block_mask = create_block_mask(documents, None, None, 20, 20, "cpu", BLOCK_SIZE=4)
+    assert equal(from_block_mask(block_mask).vectors(), wanted.vectors())
+
+
+def test_slabs_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_module, "_SLAB", 64)
+    window = maskc.compile("std:sliding_window").bind(window=7).vectors(33, 33)
+    assert equal(from_mask_mod(to_mask_mod(window), 33, 33).vectors(), window)
+    assert equal(from_block_mask(to_block_mask(window, block=8)).vectors(), window)
+
+
+def test_block_tables_go_along() -> None:
+    keep = torch.rand(1, 2, 3, 2, generator=torch.Generator().manual_seed(0)) < 0.5
+    v = replace(BoundaryVectors(24, 16, 1, 2, True), blocks=BlockTable(keep, 8, 8))
+    assert torch.equal(create_mask(to_mask_mod(v, query_heads=4), 1, 4, 24, 16, device="cpu"), seen(v).repeat_interleave(2, 1))
+    assert to_block_mask(v, query_heads=2, block=8).shape == (1, 2, 24, 16)
+
+
+def test_per_head_masks_need_the_number_of_query_heads() -> None:
+    v = BoundaryVectors(8, 8, 1, 2, True, torch.full((1, 2, 8), 8, dtype=torch.int32))
+    with pytest.raises(MaskcError, match="M453"):
+        to_block_mask(v)
+    with pytest.raises(MaskcError, match="M453"):
+        to_mask_mod(v, query_heads=3)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(MaskcError, match=r"M450.*key 0 of the mask_mod needs 4 masked runs"):
+        from_mask_mod(lambda b, h, q, k: (q - k) % 2 == 0, 8, 8)
+    with pytest.raises(MaskcError, match=r"M451.*not bool"):
+        from_mask_mod(lambda b, h, q, k: q - k, 8, 8)
+    with pytest.raises(MaskcError, match="M452"):
+        from_mask_mod(lambda b, h, q, k: q >= k, 1 << 20, 1 << 20)
+
+
+def test_per_batch_and_per_head_mask_mods() -> None:
+    spec = from_mask_mod(lambda b, h, q, k: q - k >= b + 2 * h, 9, 9, batch=2, heads=2)
+    q, k = torch.arange(9)[:, None], torch.arange(9)[None]
+    wanted = torch.stack([torch.stack([q - k >= b + 2 * h for h in range(2)]) for b in range(2)])
+    assert torch.equal(to_dense(spec), wanted)
