@@ -135,6 +135,18 @@ def explain_command(a: argparse.Namespace) -> int:
     return OK
 
 
+def bench_command(a: argparse.Namespace) -> int:
+    """`maskc bench`: a mask with data, timed against FlexAttention."""
+    from maskc.bench import Setting, bench, default_device
+    from maskc.inputs import read_inputs
+    from maskc.targets import load
+
+    setting = Setting(a.heads, a.kv_heads, a.head_dim, a.dtype, a.batch, a.device or default_device())
+    report = bench(load(a.target), read_inputs(a.inputs), setting)
+    print(json.dumps(report.as_json(), indent=2) if a.json else report.render())
+    return OK
+
+
 def fmt_command(a: argparse.Namespace) -> int:
     """`maskc fmt`: rewrite files in the one layout; with --check only say which would change."""
     from maskc.frontend.fmt import format_text
@@ -232,6 +244,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_fmt(commands)
     _add_plan(commands)
+    _add_bench(commands)
     _command(commands, "doctor", doctor_command, "versions, GPU, NVRTC, cache, and which backend would run")
     cache = _command(commands, "cache", cache_command, "where compiled kernels are kept")
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show", help="show (default), or delete all")
@@ -277,6 +290,19 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--inputs", metavar="JSON", type=Path, help="data of one batch: adds density, tiles and a picture")
     parser.add_argument("--json", action="store_true", help="machine-readable explanation")
     _add_tile(parser)
+
+
+def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "bench", bench_command, "time a mask against FlexAttention on this machine, once both agree")
+    parser.add_argument("target", metavar="FILE[:MASK]")
+    parser.add_argument("--inputs", metavar="JSON", type=Path, required=True, help="data of one batch")
+    parser.add_argument("--heads", metavar="N", type=_positive, default=32, help="query heads (default 32)")
+    parser.add_argument("--kv-heads", metavar="N", type=_positive, help="kv heads (default: as many)")
+    parser.add_argument("--head-dim", metavar="N", type=_positive, default=128, help="head dimension (default 128)")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="element type (default bf16)")
+    parser.add_argument("--batch", metavar="N", type=_positive, default=1, help="batch items, where the data are of one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    parser.add_argument("--json", action="store_true", help="machine-readable report")
 
 
 def _add_fmt(commands: argparse._SubParsersAction[_Parser]) -> None:

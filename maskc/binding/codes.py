@@ -60,7 +60,8 @@ Keywords are the arguments of `run` and the inputs of the mask (only where the m
 ignored: attention sinks, score capping and dropout are not supported, and causality, windows and documents are part of
 the mask.""",
     "M502": """There is no such backend.
-"auto" follows the tensors; "cpu" runs CPU tensors; "hopper" runs bf16 and fp16 CUDA tensors on H100 and H200.""",
+"auto" follows the tensors; "cpu" runs CPU tensors; "hopper" runs bf16 and fp16 CUDA tensors on H100 and H200;
+"flex" runs any CUDA GPU through torch's FlexAttention.""",
     "M503": """Shapes of q, k and v do not fit together, or not the mask.
 q is [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv], or packed without B. A mask that was bound for several batch
 items needs a q of as many.""",
@@ -87,4 +88,9 @@ Both say how the ranks of a process group share the work: run(spec, q, k, v, gro
     "M513": """The vectors of a mask are made outside of `torch.compile`.
 Binding is O(n) work on data that change with every batch, not part of a graph. Call `spec.vectors(nq, nk, device)` once per
 batch before the compiled function; inside it `maskc.run` then finds them. New data never recompile anything.""",
+    "M514": """maskc and FlexAttention disagree.
+`maskc bench` compares both before it times them, and the difference is larger than rounding explains. Please report it with
+the mask and its inputs.""",
+    "M515": """Too much for FlexAttention on a CPU.
+There it holds every score at once and has no backward: `maskc bench --device cpu` is for small sizes and few heads.""",
 }
