@@ -20,6 +20,7 @@ from typing import Any
 from tests.gpu.cases import all_cases
 
 Item = tuple[str, dict[str, Any]]  # name, what the worker reads
+SPECIAL_GROUP = 32  # special cases of one worker
 
 
 def run_group(items: list[Item], limit: float, deadline: float) -> list[dict[str, Any]]:
@@ -88,8 +89,8 @@ def main() -> int:
         for _, found in groupby(sorted(cases, key=lambda c: c.group), key=lambda c: c.group)
     ]
     if not args.no_special:
-        names = [n for n in special_cases() if args.match in n]
-        groups += [[(f"special/{n}", {"special": n}) for n in names]] if names else []
+        items: list[Item] = [(f"special/{n}", {"special": n}) for n in special_cases() if args.match in n]
+        groups += [items[i : i + SPECIAL_GROUP] for i in range(0, len(items), SPECIAL_GROUP)]
     deadline = time.monotonic() + args.timeout
     started = time.monotonic()
     with ThreadPoolExecutor(args.parallel) as pool:

@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from tests.gpu.cases import Case
 
-SPECIAL = ("tests.gpu.special_prep", "tests.gpu.special_bind", "tests.gpu.special_fwd", "tests.gpu.special_bwd")
+SPECIAL = (
+    "tests.gpu.special_prep",
+    "tests.gpu.special_context",
+    "tests.gpu.special_bind",
+    "tests.gpu.special_fwd",
+    "tests.gpu.special_bwd",
+)
 
 
 def special_cases() -> dict[str, Callable[[], str]]:
