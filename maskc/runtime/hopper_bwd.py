@@ -182,7 +182,8 @@ class _Shape:
         """
         if self.items >= _FEW * processors:
             return Dealing()
-        return Dealing(heads_together(self.nq * spec.head_dim), bool(spec.form.vectors) and not spec.deterministic)
+        heads = min(heads_together(self.nq * spec.head_dim), self.batch * self.hk * self.splits)
+        return Dealing(heads, bool(spec.form.vectors) and not spec.deterministic)
 
 
 def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: int) -> int:
