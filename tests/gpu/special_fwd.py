@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -33,6 +36,8 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         *((f"queue/order/{s}", partial(_scheduler, s)) for s in ("static", "dynamic", "lpt", "giants")),
         *((f"shape/{nq}x{nk}x{hq}:{hk}x{b}", partial(_shape, b, nq, nk, hq, hk)) for b, nq, nk, hq, hk in SHAPES),
         *((f"edge/{name}", partial(_edge, name)) for name in EDGES),
+        ("memory/guards", _guards),
+        ("memory/compute-sanitizer", _sanitizer),
         ("nan/unseen keys", _unseen_nan),
         ("nan/seen keys", _seen_nan),
         ("repeat/20 runs", _repeatable),
@@ -100,6 +105,29 @@ def verify(v: BoundaryVectors, qkv: Tensors, out: torch.Tensor, lse: torch.Tenso
     return ""
 
 
+@cache
+def _warm() -> None:
+    """Compile what the cases below need side by side; one after another it would take most of their time."""
+    specs: set[KernelSpec] = set()
+    for path in SUITE.glob("*.mask"):
+        made = None if path.stem.startswith("9") else suite_mask(path.stem, 64, 64, random.Random(3))
+        if made is not None:
+            bound = maskc.compile(str(made[0])).bind(nq=64, nk=64, **made[1])
+            specs |= _recording(bound.vectors(device=torch.device("cuda")))
+    for form in FORMS:
+        specs |= _recording(random_vectors(form, 64, 64, 1, 1, 5, "cuda"))
+    for make in EDGES.values():
+        specs |= {forward_spec(hopper.mask_form(make()), d, "bf16") for d in (64, 128, 256)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hopper._forward_cubin, specs))
+        list(pool.map(hopper._schedule_cubin, {s for s in specs if s.packed}))
+
+
+def _recording(v: BoundaryVectors) -> set[KernelSpec]:
+    spec = replace(forward_spec(hopper.mask_form(v), 128, "bf16"), record_queue=True)
+    return {spec} if spec.form.closed else {replace(spec, queue=source) for source in SOURCES}  # type: ignore[arg-type]
+
+
 # ---------------------------------------------------------------- the queue as the loader consumed it
 
 
@@ -112,6 +140,7 @@ def _recorded(v: BoundaryVectors, spec: KernelSpec, qkv: Tensors) -> tuple[torch
 
 
 def _queue(v: BoundaryVectors, source: str, heads: int) -> str:
+    _warm()
     form = hopper.mask_form(v)
     if form.closed and source == "schedule":
         return ""
@@ -215,6 +244,7 @@ EDGES: dict[str, Callable[[], BoundaryVectors]] = {
 
 
 def _edge(name: str) -> str:
+    _warm()
     v = EDGES[name]()
     problems = []
     for head_dim in (64, 128, 256):
@@ -222,6 +252,79 @@ def _edge(name: str) -> str:
         problem = verify(v, qkv, *hopper.forward(v, *qkv, head_dim**-0.5))
         problems += [f"head dim {head_dim}: {problem}"] if problem else []
     return "; ".join(problems)
+
+
+# ---------------------------------------------------------------- memory
+
+
+class _Guarded:
+    """torch, except that `empty` carves tensors out of larger ones with a known border."""
+
+    border = 4096
+
+    def __init__(self) -> None:
+        self.made: list[torch.Tensor] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        whole = torch.full((2 * self.border + -(-size // 256) * 256,), 0x5A, dtype=torch.uint8, device=device)
+        self.made.append(whole)
+        whole[self.border : self.border + size] = 0xFF  # NaN in every floating type
+        return whole[self.border : self.border + size].view(dtype).view(shape)
+
+    def touched(self) -> bool:
+        return any((w[: self.border] != 0x5A).any() or (w[-self.border :] != 0x5A).any() for w in self.made)
+
+
+def _inside_nan(shape: tuple[int, ...]) -> torch.Tensor:
+    """A strided tensor whose surroundings, between its rows too, are NaN."""
+    b, s, h, d = shape
+    whole = torch.full((b + 2, s + 2, h + 2, 2 * d), math.nan, device="cuda", dtype=torch.bfloat16)
+    whole[1:-1, 1:-1, 1:-1, :d] = torch.randn(shape, device="cuda")
+    return whole[1:-1, 1:-1, 1:-1, :d]
+
+
+def _guards() -> str:
+    """Nothing is read outside the tensors and nothing written outside the results."""
+    for form in ("causal+lts", "lts+lte+uts+ute", "blocks", "empty_rows"):
+        for nq, nk, dim in ((1, 1, 64), (130, 257, 128), (193, 65, 256), (1000, 1111, 64)):
+            v = random_vectors(form, nq, nk, 2, 1, nq, "cuda")
+            qkv = _inside_nan((2, nq, 6, dim)), _inside_nan((2, nk, 2, dim)), _inside_nan((2, nk, 2, dim))
+            guarded = _Guarded()
+            hopper.torch = guarded  # type: ignore[assignment]
+            try:
+                out, lse = hopper.forward(v, *qkv, dim**-0.5)
+            finally:
+                hopper.torch = torch
+            if guarded.touched():
+                return f"{form} {nq}x{nk} head dim {dim}: wrote outside its tensors"
+            if problem := verify(v, qkv, out, lse):
+                return f"{form} {nq}x{nk} head dim {dim}: {problem}"
+    return ""
+
+
+def _sanitizer() -> str:
+    """memcheck over `main` below; importing torch under the tool takes most of the time."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if tool is None:
+        return "skip: compute-sanitizer is not installed"
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-m", "tests.gpu.special_fwd"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=85, check=False)
+    except subprocess.TimeoutExpired:
+        return "skip: not finished within 85 s"
+    return "" if done.returncode == 0 else done.stdout[-600:] + done.stderr[-300:]
+
+
+def main() -> None:
+    """A few small calls that touch every role and every ragged edge."""
+    for form, nq, nk, dim in (("causal+lts", 130, 257, 128), ("lts+lte+uts+ute", 200, 65, 64), ("empty_rows", 70, 300, 256)):
+        v = random_vectors(form, nq, nk, 1, 1, 1, "cuda")
+        hopper.forward(v, *_operands(1, nq, nk, 2, 1, dim), dim**-0.5)
+    torch.cuda.synchronize()
 
 
 # ---------------------------------------------------------------- NaN
@@ -371,3 +474,7 @@ def _long() -> str:
         problem = verify(v, qkv, *hopper.forward(v, *qkv, SCALE), samples=4, rows=64)
         problems += [f"{name}: {problem}"] if problem else []
     return "; ".join(problems)
+
+
+if __name__ == "__main__":
+    main()
