@@ -81,7 +81,8 @@ def run(
         strategy: how keys travel between ranks: "auto", "all-gather", "staged" or "ring".
         scale: factor on the scores, 1 / sqrt(D) by default.
         deterministic: gradients that are bitwise the same in every run.
-        backend: "auto" follows the tensors: "cpu", or "hopper" for CUDA tensors.
+        backend: "auto" follows the tensors: "cpu"; for CUDA tensors "hopper", or "flex" (torch's FlexAttention) where
+            the GPU is no Hopper one.
 
     Returns:
         out [B, Sq, Hq, Dv] in q's dtype, 0 in rows that see nothing; with `return_lse` also lse [B, Hq, Sq] (packed

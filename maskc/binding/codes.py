@@ -41,7 +41,7 @@ numpy arrays or tensors; floating point numbers are refused.""",
     "M413": """Sizes disagree.
 Vectors are [n], [batch, n] or [batch, heads, n]; `per head` [heads] or [batch, heads]; block tables [nQ, nK] with
 leading batch and heads. n is the number of keys, rows or segments. All inputs agree on rows, keys, batch and heads,
-where 1 goes with everything; the message names the two that do not.""",
+where 1 goes with everything; the message names the two that do not. Rows and keys are counted from 0, batch items from 1.""",
     "M414": """A mask of one sequence on a rectangle.
 The mask uses one set of segments for rows and keys, so it needs as many rows as keys. For cross attention declare one input
 `per row` and one `per key` (see std:cross_pairs), or say `assume nq <= nk`.""",

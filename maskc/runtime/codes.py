@@ -18,6 +18,13 @@ dim 256).""",
     "M525": """The scale is not a positive, finite number.
 The running maximum of the online softmax is kept over unscaled scores, which is only right for a positive scale. Fold a
 sign into q.""",
+    "M528": """FlexAttention cannot run a head dim.
+On a GPU its kernels need head dims of 16 or more. Pad q, k and v with zeros and keep the scale.""",
+    "M529": """FlexAttention has no backward on a CPU.
+`backend="flex"` runs forward on CPU tensors, for comparisons; `backend="cpu"` is differentiable.""",
+    "W520": """A GPU that is no Hopper runs masks through FlexAttention.
+The generated kernels need sm_90a (H100, H200). On any other CUDA GPU `backend="auto"` takes torch's FlexAttention with the
+same mask: the same results, at FlexAttention's speed. It is said once a process; `backend="flex"` asks for it by name.""",
     "M701": """The number of ranks is missing or wrong.
 `maskc.plan` needs `world_size` (at least 1) or a process group; when both are given they must agree.""",
     "M702": """The chunks of a plan are not well formed.

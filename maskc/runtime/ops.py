@@ -17,7 +17,7 @@ from torch import Tensor
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import Diagnostic, error
 
-MODULES = {"cpu": "maskc.runtime.cpu", "hopper": "maskc.runtime.hopper"}
+MODULES = {"cpu": "maskc.runtime.cpu", "hopper": "maskc.runtime.hopper", "flex": "maskc.runtime.flex"}
 BY_DEVICE = {"cpu": "cpu", "cuda": "hopper"}
 
 

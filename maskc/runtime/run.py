@@ -13,12 +13,12 @@ from torch import Tensor
 from maskc.binding.bound import BoundMask, Prepare
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, error
-from maskc.runtime import cpu, ops
+from maskc.runtime import cpu, flex, ops
 
 if TYPE_CHECKING:
     from maskc.runtime.plan import AttentionPlan
 
-BACKENDS = ("auto", "cpu", "hopper")
+BACKENDS = ("auto", "cpu", "hopper", "flex")
 KEYWORDS = ("group", "plan", "strategy", "scale", "return_lse", "deterministic", "backend")
 
 # Keywords of other attention calls, and what maskc has in their place.
@@ -110,8 +110,11 @@ def run(
 
             gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
             check_kernels(spec.compiled.kernels, vectors, q, gradients=gradients, deterministic=deterministic)
-        schedule = () if name == "cpu" else spec.schedule(vectors, q.shape[3], ops.backend_module(name).schedule)
-        out, lse = ops.attention(vectors, q, k, v, number, deterministic=deterministic, schedule=schedule)
+        if name == "flex":
+            out, lse = flex.attention(vectors, q, k, v, number)
+        else:
+            schedule = () if name == "cpu" else spec.schedule(vectors, q.shape[3], ops.backend_module(name).schedule)
+            out, lse = ops.attention(vectors, q, k, v, number, deterministic=deterministic, schedule=schedule)
     if packed:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
@@ -181,8 +184,12 @@ def backend_for(q: Tensor, backend: str) -> str:
     if backend == "auto":
         if mine is None:
             raise error("M508", f"no backend for tensors on `{q.device}`", None, "move q, k and v to the CPU or to a CUDA device")
-        return mine
-    if backend != mine:
+        if not flex.needed(q.device):
+            return mine
+        if not torch.compiler.is_compiling():
+            flex.say_once(torch.cuda.get_device_name(q.device))
+        return "flex"
+    if backend != mine and backend != "flex":
         wanted = next(kind for kind, name in ops.BY_DEVICE.items() if name == backend)
         hint = f'backend "{mine}" or "auto" runs where they are' if mine is not None else f"move them: q.to({wanted!r})"
         raise error("M507", f'backend "{backend}" needs {wanted.upper()} tensors, q is on `{q.device}`', None, hint)
