@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable, square_only
+from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable, check_sizes, square_only
 from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
 from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, rows, tensors_in
@@ -37,6 +37,7 @@ def bind(
     """See `CompiledMask.bind`."""
     fn = mask.fn
     _check_names(fn, inputs)
+    check_sizes(fn, nq=nq, nk=nk, batch=batch)
     if fn.square and nq is not None and nk is not None and nq != nk:
         raise square_only(fn, nq, nk)
     binder = _Binder(fn, _device(fn, inputs), Checks(validate))
@@ -177,6 +178,8 @@ class _Binder:
         if given.ndim > 1 or given.dtype == torch.bool:
             raise what.error("M412", f"is one int (or one for each batch item), not {_shown(value)}")
         number = self._fits(given.reshape(-1), what)
+        if number.numel() == 0:
+            raise what.error("M412", "is one int (or one for each batch item), not an empty list")
         self.agree("batch", number.shape[0], f"`{decl.name}`")
         if number.shape[0] == 1 and self.device.type == "cpu":
             self.scalars[decl.name] = int(number)
@@ -185,7 +188,10 @@ class _Binder:
 
     def _take_vector(self, decl: InputDecl, value: object) -> None:
         what = Named(f"input `{decl.name}`", decl.span)
-        given, _ = rows(value, what, "last")
+        given, lengths = rows(value, what, "last")
+        if lengths is not None and (given.ndim != 2 or decl.per in ("key", "row", "head")):
+            found = " and ".join(map(str, sorted(set(lengths))))
+            raise what.error("M413", f"has rows of {found} values", "give rows of one length")
         vector = move(given, self.device)
         most = 2 if decl.per == "head" else 3
         if not 1 <= vector.ndim <= most:
@@ -206,12 +212,30 @@ class _Binder:
                 pass
             case of if of in self.sets:
                 count = self.sets[of].counts
+                if lengths is not None:
+                    self._each_its_own(decl, lengths, self.sets[of])
                 vector = self._per_segment(decl, vector, self.sets[of], given.ndim == 1)
             case _:
                 return  # its segments were refused
         if decl.sorted:
             check_sorted(decl, vector, count, self.checks)
         self.vectors[decl.name] = vector.contiguous()
+
+    def _each_its_own(self, decl: InputDecl, lengths: list[int], table: SegmentTable) -> None:
+        """Lists of unequal lengths: each batch item has as many values as segments."""
+        given = move(torch.tensor(lengths, dtype=torch.int32), self.device)
+        if table.batch not in (1, len(lengths)):
+            return  # said already: the batches differ
+        self.checks.forbid(
+            given != table.counts,
+            [given, table.counts],
+            lambda at, v: Diagnostic(
+                "M413",
+                f"input `{decl.name}` holds {v[0]} values for batch item {at[0]}, where `{decl.per}` has {v[1]} segments",
+                decl.span,
+                "one value per segment",
+            ),
+        )
 
     def _per_segment(self, decl: InputDecl, vector: Tensor, table: SegmentTable, exact: bool) -> Tensor:
         """A vector with one value per segment, as long as its table."""
@@ -251,7 +275,7 @@ class _Binder:
         self.checks.forbid(
             (t < INT32_MIN) | (t > INT32_MAX),
             [t],
-            lambda at, v: what.error("M408", f"[{at[-1]}] = {v[0]} does not fit in 32 bits").diagnostics[0],
+            lambda at, v: _element(what, at, t.shape, f"{v[0]} does not fit in 32 bits"),
         )
         return t.clamp(INT32_MIN, INT32_MAX).to(torch.int32)
 
@@ -261,7 +285,7 @@ class _Binder:
             self.checks.forbid(
                 (t != 0) & (t != 1),
                 [t],
-                lambda at, v: what.error("M408", f"[{at[-1]}] = {v[0]} is not a truth value").diagnostics[0],
+                lambda at, v: _element(what, at, t.shape, f"{v[0]} is not a truth value"),
             )
         return t != 0
 
@@ -323,6 +347,13 @@ def _filled(fn: MaskFn, sets: Mapping[str, SegmentTable], name: str) -> Tensor:
 
     parent = fn.input(name).within
     return inside(sets[name]).amin() if parent is None else (inside(sets[parent]) - inside(sets[name])).amax()
+
+
+def _element(what: Named, at: tuple[int, ...], shape: torch.Size, rule: str) -> Diagnostic:
+    """M408 of one element: "`evict`[37] = 2147483648 ...", with the batch item and head where there are several."""
+    lead = next((i for i, n in enumerate(shape) if n > 1), len(shape) - 1)
+    place = "".join(f"[{i}]" for i in at[lead:])
+    return Diagnostic("M408", f"{what.text}{place} = {rule}", what.span)
 
 
 def _shown(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -154,6 +155,7 @@ class BoundMask(Handled):
 
         if self.given is not None:
             return on_device(self.given, device)
+        check_sizes(self.compiled.fn, nq=nq, nk=nk)
         self._check_totals(nk)
         checks = Checks()
         for fact in self.later:
@@ -180,6 +182,14 @@ class BoundMask(Handled):
             return False
         wanted = {name: nk if self.compiled.fn.input(name).within is None else 0 for name in program.tiling}
         return all(self.fill.get(name) == full for name, full in wanted.items())
+
+
+def check_sizes(fn: MaskFn, **sizes: object) -> None:
+    """Raise M413 unless nq, nk and batch are integers (or None) that a size may be: nq and nk from 0 on, batch from 1."""
+    for name, size in sizes.items():
+        least = 1 if name == "batch" else 0
+        if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or not least <= int(size) < 2**31):
+            raise error("M413", f"{name} = {size!r} of mask `{fn.name}` is no size", fn.span, f"an int from {least} to 2^31 - 1")
 
 
 def square_only(fn: MaskFn, nq: int, nk: int) -> MaskcError:

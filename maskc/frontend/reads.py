@@ -90,9 +90,10 @@ class Reads:
         return False
 
     def _head(self, name: str, index: Number, at: ast.Expr) -> bool:
-        if index.unit == PLAIN and not build.sides(index.expr) & {"q", "k", "item"}:
+        if index.expr == ir.Head():  # the columns of one head never read another head's value
             return True
-        self._scope.report("M105", f"`{name}` is declared `per head`; `{at.span.text}` is no head", at.span, f"write `{name}[h]`")
+        text = f"`{name}` is declared `per head` and read at `h` alone, not at `{at.span.text}`"
+        self._scope.report("M105", text, at.span, f"write `{name}[h]`")
         return False
 
     def _table(self, decl: ir.InputDecl, args: tuple[Number, ...]) -> Value:

@@ -43,6 +43,8 @@ ONE = [
     (DOC + "mask m = doc.«xyz»[k] == 0", "M104", "`doc.start`"),
     # M105 indices
     ("input s : bool per head\nmask m = s[«k»]", "M105", "write `s[h]`"),
+    ("input s : bool per head\nmask m = s[«0»]", "M105", "write `s[h]`"),
+    ("input s : int per head\nmask m = k <= q < k + s[«h - 1»]", "M105", "write `s[h]`"),
     ("input s : int per key\nmask m = s[«h»] == 0", "M105", "use `k` or `q`"),
     ("input s : int per key\nmask m = s[«q - k»] == 0", "M105", "use `k` or `q`"),
     (DOC + "mask m = doc[«doc[k]»] == 0", "M105", ""),
