@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import maskc
 from maskc import segments
 from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
@@ -89,3 +91,28 @@ def test_batches(items: list[tuple[Ranges, int]]) -> None:
     assert table_of(segments(ids=torch.tensor(ids).reshape(len(ids), n))) == (ranges, n)
     mixed = [segments(ranges=r) if i % 2 else segments(ids=ids[i]) for i, r in enumerate(ranges)]
     assert table_of(mixed) == (ranges, n)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts(), layouts())
+def test_nesting(child: tuple[Ranges, int], parent: tuple[Ranges, int]) -> None:
+    mask = maskc.compile_text("input doc : segments\ninput part : spans within doc\nmask m = same(doc) and same(part)")
+    data = {"doc": segments(ranges=parent[0]), "part": maskc.spans(ranges=child[0])}
+    nested = all(any(low <= start and end <= high for low, high in parent[0]) for start, end in child[0])
+    if nested:
+        assert mask.bind(nk=40, **data).nk == 40
+    else:
+        with pytest.raises(maskc.MaskcError, match="M406"):
+            mask.bind(nk=40, **data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(layouts())
+def test_holes(layout: tuple[Ranges, int]) -> None:
+    mask = maskc.compile_text("input doc : segments\nmask m = doc[q] >= doc[k]")
+    reached = [0, *(end for _, end in layout[0])]
+    if all(start == before for (start, _), before in zip(layout[0], reached, strict=False)):
+        assert mask.bind(nk=40, doc=segments(ranges=layout[0])).nk == 40
+    else:
+        with pytest.raises(maskc.MaskcError, match="M409"):
+            mask.bind(nk=40, doc=segments(ranges=layout[0]))
