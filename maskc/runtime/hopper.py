@@ -195,10 +195,10 @@ def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ..
         setattr(params, name, base + offsets[name])
     arguments = Arguments((), params)
     threads = -(-spec.block_kv // 32) * 32
-    launch(_schedule_kernel(spec, "kv_bounds"), (kv_blocks, masks, 1), threads, arguments, device=device)
+    launch(_schedule_kernel(spec, "kv_bounds"), (masks, kv_blocks, 1), threads, arguments, device=device)
     if spec.scheduler in ("lpt", "giants") or spec.queue == "schedule":
-        launch(_schedule_kernel(spec, "row_runs"), (-(-q_blocks // 4), masks, 1), 128, arguments, device=device)
-        launch(_schedule_kernel(spec, "row_order"), (-(-q_blocks // 256), masks, 1), 256, arguments, device=device)
+        launch(_schedule_kernel(spec, "row_runs"), (masks, -(-q_blocks // 4), 1), 128, arguments, device=device)
+        launch(_schedule_kernel(spec, "row_order"), (masks, -(-q_blocks // 256), 1), 256, arguments, device=device)
     return (storage,)
 
 

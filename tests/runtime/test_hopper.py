@@ -1,0 +1,187 @@
+"""The Hopper backend without a GPU: refusals, tables, what a call would launch."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.codegen.forward import forward_spec
+from maskc.diagnostics import MaskcError
+from maskc.runtime import hopper
+
+
+def vectors(n: int = 300, batch: int = 1, heads: int = 1, **parts: int) -> BoundaryVectors:
+    made = {name: torch.full((batch, heads, n), value, dtype=torch.int32) for name, value in parts.items()}
+    return BoundaryVectors(n, n, batch, heads, "ute" not in parts, **made)
+
+
+def operand(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+class Launch:
+    """What reached the driver: kernel name, grid, threads, a copy of the struct, tensor maps, shared memory."""
+
+    def __init__(self, kernel: str, grid: Any, threads: int, arguments: Any, *, device: Any, shared: int = 0) -> None:
+        self.kernel, self.grid, self.threads, self.shared = kernel, grid, threads, shared
+        self.body = type(arguments.body).from_buffer_copy(arguments.body)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    seen: list[Launch] = []
+    monkeypatch.setattr(hopper, "launch", lambda *args, **more: seen.append(Launch(*args, **more)))
+    monkeypatch.setattr(hopper, "_forward_kernel", lambda spec: spec.name)
+    monkeypatch.setattr(hopper, "_schedule_kernel", lambda spec, name: name)
+    monkeypatch.setattr(hopper, "tensor_map", lambda pointer, dtype, sizes, strides, box: bytes(128))
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "work_counter", lambda device: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(hopper, "why_not", lambda v, q, k, val: None)
+    return seen
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_tensors_on_the_cpu_are_refused() -> None:
+    q = operand(1, 300, 2, 128)
+    found = hopper.why_not(vectors(lts=7), q, q, q)
+    assert found is not None
+    assert found.code == "M520"
+    with pytest.raises(MaskcError, match="M520"):
+        hopper.forward(vectors(lts=7), q, q, q, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "hint"), [(80, 80, "pad both to 128"), (64, 128, "pad both to 128"), (320, 320, "largest is 256")]
+)
+def test_head_dims_name_the_nearest(dim: int, value_dim: int, hint: str) -> None:
+    found = hopper._head_dim_diagnostic(dim, value_dim)
+    assert found.code == "M523"
+    assert hint in (found.help or "")
+    assert str(dim) in found.message
+
+
+@pytest.mark.parametrize(
+    ("block_q", "block_kv", "dim", "fits"),
+    [(128, 128, 128, True), (256, 64, 256, True), (128, 64, 128, False), (192, 128, 64, False)],
+)
+def test_block_sizes_are_multiples_of_the_tile(block_q: int, block_kv: int, dim: int, fits: bool) -> None:
+    keep = torch.ones(1, 1, -(-300 // block_q), -(-300 // block_kv), dtype=torch.bool)
+    v = BoundaryVectors(300, 300, 1, 1, False, blocks=BlockTable(keep, block_q, block_kv))
+    found = hopper._block_table_diagnostic(v, dim)
+    assert (found is None) == fits
+    if found is not None:
+        assert found.code == "M524"
+        assert f"({block_q}, {block_kv})" in found.message
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_scale_is_positive(launches: list[Launch], scale: float) -> None:
+    q = operand(1, 300, 2, 128)
+    with pytest.raises(MaskcError, match="M525"):
+        hopper.forward(vectors(lts=7), q, q, q, scale)
+    assert launches == [], "refused before any launch"
+
+
+def test_output_dtype(launches: list[Launch]) -> None:
+    q = operand(1, 300, 2, 128)
+    assert hopper.forward(vectors(lts=7), q, q, q, 0.1, out_dtype=torch.float32)[0].dtype == torch.float32
+    with pytest.raises(MaskcError, match="M522"):
+        hopper.forward(vectors(lts=7), q, q, q, 0.1, out_dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- what is launched
+
+
+def test_launches_of_a_mask_with_vectors(launches: list[Launch]) -> None:
+    q, k = operand(3, 300, 12, 128), operand(3, 300, 4, 128)
+    v = vectors(300, batch=3, heads=2, lts=200)
+    out, lse = hopper.forward(v, q, k, k, 0.25)
+    assert (out.shape, lse.shape) == (q.shape, (3, 12, 300))
+    assert [(one.kernel, one.grid, one.threads) for one in launches] == [
+        ("kv_bounds", (6, 3, 1), 128),
+        ("row_runs", (6, 1, 1), 128),
+        ("row_order", (6, 1, 1), 256),
+        ("attn_fwd", (108, 1, 1), 384),
+    ]
+    body = launches[-1].body
+    assert (body.items, body.heads, body.kv_ratio, body.mask_ratio, body.masked_batches) == (108, 12, 3, 6, 1)
+    assert body.group_heads % body.kv_ratio == 0
+    assert (body.mask.rows, body.mask.cols, body.mask.masks, body.mask.mask_heads) == (300, 300, 6, 2)
+    assert body.scale_log2 == pytest.approx(0.25 * 1.4426950408889634)
+    made = launches[0].body
+    assert made.vectors[0] == v.lts.data_ptr()  # type: ignore[union-attr]
+    assert (made.batch_stride[0], made.head_stride[0]) == (600, 300)
+    assert made.packs == body.packs, "the forward reads what the schedule wrote"
+
+
+def test_a_given_schedule_is_used(launches: list[Launch]) -> None:
+    q = operand(1, 300, 2, 128)
+    v = vectors(lts=200)
+    tables = hopper.schedule(v, 128)
+    launches.clear()
+    hopper.forward(v, q, q, q, 0.1, schedule=tables)
+    assert [one.kernel for one in launches] == ["attn_fwd"]
+    base = tables[0].data_ptr()
+    assert base <= launches[0].body.order < base + tables[0].numel()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_closed_forms_need_no_tables(launches: list[Launch], causal: bool) -> None:
+    v = BoundaryVectors(4096, 4096, 1, 1, causal)
+    q = operand(1, 4096, 8, 128)
+    assert hopper.schedule(v, 128) == ()
+    hopper.forward(v, q, q, q, 0.1)
+    assert [one.kernel for one in launches] == ["attn_fwd"]
+    assert launches[0].grid == (132, 1, 1), "persistent: one CTA per multiprocessor"
+    assert launches[0].body.group_heads == (8 if causal else 1)
+
+
+def test_tables_of_broadcast_vectors_and_block_tables(launches: list[Launch]) -> None:
+    v = vectors(300, lts=3)
+    keep = torch.ones(2, 3, 2, 3, dtype=torch.bool).transpose(0, 1).contiguous().transpose(0, 1)
+    v = BoundaryVectors(300, 300, 2, 3, True, lts=v.lts, blocks=BlockTable(keep, 256, 128))
+    hopper.schedule(v, 128)
+    body = launches[0].body
+    assert (body.batch_stride[0], body.head_stride[0]) == (0, 0)
+    assert (body.mask.table_batch, body.mask.table_head, body.mask.table_cols) == (18, 6, 3)
+    assert (body.mask.table_q_ratio, body.mask.table_kv_ratio) == (2, 1)
+
+
+def test_tables_do_not_overlap() -> None:
+    spec = forward_spec(hopper.mask_form(vectors(lts=1)), 128, "bf16")
+    offsets = hopper._offsets(spec, 6, 3, 5)
+    at = [offsets[name] for name in hopper._TABLES]
+    assert at == sorted(at)
+    assert all(a % 256 == 0 for a in at)
+    assert offsets["packs"] - offsets["minmax"] >= 6 * 5 * 8
+    assert offsets["unseen"] - offsets["packs"] >= 6 * 5 * spec.pack_bytes
+    assert offsets["size"] >= offsets["run_counts"]
+
+
+# ---------------------------------------------------------------- operands
+
+
+def test_operands_that_a_tensor_map_cannot_hold_are_copied() -> None:
+    x = torch.zeros(2, 10, 4, 128, dtype=torch.bfloat16)
+    assert hopper.addressable(x) is x
+    assert hopper.addressable(x[:, ::2]).data_ptr() == x.data_ptr(), "strides alone are no reason"
+    wide = torch.zeros(2, 10, 4, 384, dtype=torch.bfloat16)[..., 128:256]
+    assert hopper.addressable(wide) is wide
+    for odd in (x[:, :, :1].expand(2, 10, 4, 128), x.transpose(1, 3), torch.zeros(2, 10, 4, 132, dtype=torch.bfloat16)[..., 4:]):
+        copy = hopper.addressable(odd)
+        assert copy.is_contiguous()
+        assert torch.equal(copy, odd)
+    bytes_ = torch.zeros(2 * 5 * 4 * 64 + 1, dtype=torch.bfloat16)
+    shifted = bytes_[1:].view(2, 5, 4, 64)
+    assert hopper.addressable(shifted).data_ptr() % 16 == 0
+
+
+def test_structs_have_no_holes_that_the_c_side_lacks() -> None:
+    assert ctypes.sizeof(hopper._MaskTables) == 3 * 8 + 2 * 8 + 9 * 4 + 4
+    assert ctypes.sizeof(hopper._ForwardParams) == ctypes.sizeof(hopper._MaskTables) + 9 * 8 + 2 * 4 + 6 * 4
