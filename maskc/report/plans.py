@@ -1,0 +1,165 @@
+"""What context parallelism makes of a mask, for a page: local rows, assignments stage by stage, work per chunk pair.
+
+Every number comes from the planner itself (`maskc.runtime`); a page only adds up and moves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskc.boundary import BoundaryVectors
+from maskc.report.encode import ranks, runs
+from maskc.report.predicate import Json
+from maskc.runtime.balance import RUN_TIME, Assignment, balance, greedy
+from maskc.runtime.layout import Layout, even_bounds
+from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.node_balance import Problem, Traffic, by_blocks, by_swaps, swap_traffic
+from maskc.runtime.plan import NODE_EPSILON, plan
+from maskc.runtime.tile_work import TileCosts, tile_size, tile_work
+from maskc.tiles import TileClass, classify
+
+Ints = NDArray[np.int64]
+LOCAL_RANKS = (2, 3, 4, 8)
+CHUNKS_A_RANK = 4
+PLAN_RANKS = (2, 4, 8, 16)
+PLAN_CHUNKS = (2, 4, 8)
+"""kappa: chunks a rank."""
+WORLD, NODES = 8, 2
+"""Ranks and nodes of the time line."""
+
+
+def localization(v: BoundaryVectors) -> dict[str, Json]:
+    """Per number of ranks the planner's own layout: chunk edges, owners, workloads."""
+    out: dict[str, Json] = {}
+    for world in LOCAL_RANKS:
+        chunk = chunk_size(v.nq, world * CHUNKS_A_RANK)
+        if v.nq < world or -(-v.nq // chunk) < world:
+            continue
+        p = plan(v, world_size=world, chunk=chunk)
+        out[str(world)] = {
+            "bounds": runs(p.rows.bounds),
+            "owner": ranks(p.rows.owner),
+            "loads": list(p.parts[0].workloads),
+            "tile": list(p.tile),
+        }
+    return out
+
+
+def plans(v: BoundaryVectors) -> dict[str, Json]:
+    """Chunk workloads and assignments for every choice of ranks and chunks a rank; keys are "P,kappa"."""
+    options: dict[str, Json] = {}
+    for world in PLAN_RANKS:
+        for kappa in PLAN_CHUNKS:
+            bounds = even_bounds(v.nq, chunk_size(v.nq, world * kappa))
+            if -(-(len(bounds) - 1) // world) == kappa:
+                options[f"{world},{kappa}"] = _assignments(v, world, kappa, bounds)
+    return {"nq": v.nq, "nk": v.nk, "epsilon": NODE_EPSILON, "options": options}
+
+
+def chunk_size(n: int, chunks: int) -> int:
+    """ceil(n / chunks), in multiples of the tile (128), or of 8 where chunks are shorter, so that tiles fit into chunks."""
+    size = max(1, -(-n // chunks))
+    unit = 128 if size > 64 else 8 if size > 8 else 1
+    return -(-size // unit) * unit
+
+
+def _assignments(v: BoundaryVectors, world: int, kappa: int, bounds: tuple[int, ...]) -> Json:
+    count = len(bounds) - 1
+    rows = Layout(world, bounds, tuple(i // kappa for i in range(count)))
+    keys = rows if v.nq == v.nk else Layout(world, even_bounds(v.nk, bounds[1]), (0,) * -(-v.nk // bounds[1]))
+    work = tile_work(v, rows, keys)
+    loads = work.cost(TileCosts())
+    weights = loads.tolist()
+    nodes = NODES if world >= 2 * NODES else 1
+    first = balance(weights, world)
+    ways: dict[str, Ints] = {
+        "contiguous": np.arange(count, dtype=np.int64) // kappa,
+        "dual chunk": dual_chunk(count, world, kappa),
+        "heap": _owners(greedy(weights, world)),
+        "LPT": _owners(balance(weights, world, pairs=False)),
+        "stage 1": _owners(first),
+    }
+    traffic = None
+    if v.nq == v.nk:
+        sizes = np.diff(np.array(bounds, dtype=np.int64)).astype(np.int64)
+        traffic = Traffic(sizes, ((1, work.need),))
+        if nodes > 1:
+            problem = Problem(loads, traffic, nodes, world // nodes, round(NODE_EPSILON * 1_000_000), RUN_TIME)
+            ways["stage 2"] = swap_traffic(problem, ways["stage 1"])
+            ways["stage 3"] = _owners(by_swaps(problem, first).assignment)
+            ways["node first"] = _owners(by_blocks(problem, first).assignment)
+    return {
+        "chunk": bounds[1] - bounds[0],
+        "nodes": nodes,
+        "loads": list(weights),
+        "lower": first.lower_bound,
+        "proven": first.proven_bound,
+        "ways": {
+            name: {
+                "owner": ranks(owner.tolist()),
+                "inflow": None if traffic is None else traffic.inflows(owner * nodes // world, nodes).tolist(),
+            }
+            for name, owner in ways.items()
+        },
+    }
+
+
+def dual_chunk(count: int, world: int, kappa: int) -> Ints:
+    """Zigzag: rank r owns pieces r and 2 * world - 1 - r of 2 * world, a piece being kappa / 2 chunks."""
+    piece = np.arange(count, dtype=np.int64) // (kappa // 2)
+    return np.minimum(piece, 2 * world - 1 - piece)
+
+
+def _owners(a: Assignment) -> Ints:
+    return np.array(a.owner, dtype=np.int64)
+
+
+def communication(v: BoundaryVectors) -> Json:
+    """The planner's assignment over two nodes, and the work of every pair of row chunk and key chunk; None if too short.
+
+    `work[i][j]` is in tile costs: rows of chunk i against keys of chunk j, of all batch items and mask heads.
+    """
+    chunk = chunk_size(v.nq, WORLD * CHUNKS_A_RANK)
+    if v.nq < WORLD or -(-v.nq // chunk) < WORLD:
+        return None
+    p = plan(v, world_size=WORLD, nodes=NODES, chunk=chunk)
+    machine = DEFAULT_MACHINE
+    tile = p.tile
+    return {
+        "world": p.world,
+        "nodes": p.nodes,
+        "method": p.method,
+        "rows": {"bounds": runs(p.rows.bounds), "owner": ranks(p.rows.owner)},
+        "keys": {"bounds": runs(p.keys.bounds), "owner": ranks(p.keys.owner)},
+        "need": [[j for j in range(p.keys.chunk_count) if bits >> j & 1] for bits in p.parts[0].need],
+        "work": [runs(row) for row in pair_work(v, p.rows, p.keys).tolist()],
+        "seconds_per_cost": machine.compute_seconds(1, p.costs, tile, max(1, machine.heads // v.heads), machine.head_dim),
+        "bytes_per_row": machine.bytes_per_row(machine.heads_kv, machine.head_dim) * v.batch,
+        "machine": {
+            "tflops": machine.flops / 1e12,
+            "intra": machine.intra,
+            "inter": machine.inter,
+            "latency": machine.latency,
+            "heads": machine.heads,
+            "heads_kv": machine.heads_kv,
+            "head_dim": machine.head_dim,
+        },
+    }
+
+
+def pair_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> Ints:
+    """Tile costs of each (row chunk, key chunk), int64 [N, M]. Tiles that cross a chunk edge count for both chunks."""
+    tile = tile_size(rows), tile_size(keys)
+    costs = TileCosts()
+    price = np.zeros(len(TileClass), dtype=np.int64)
+    price[TileClass.PARTIAL], price[TileClass.UNMASKED] = costs.partial, costs.unmasked
+    table = price[classify(v, *tile).cpu().numpy()].sum((0, 1))
+    return _per_chunk(_per_chunk(table, rows, tile[0]).T, keys, tile[1]).T
+
+
+def _per_chunk(table: Ints, layout: Layout, tile: int) -> Ints:
+    sums = np.concatenate((np.zeros_like(table[:1]), table.cumsum(0)))
+    edges = np.array(layout.bounds, dtype=np.int64)
+    out: Ints = sums[-(-edges[1:] // tile)] - sums[edges[:-1] // tile]
+    return out
