@@ -85,7 +85,7 @@ class _Search:
         self.ledger.nodes += 1
         if self.ledger.nodes > NODE_BUDGET:
             raise Stuck(f"the proof needs more than {NODE_BUDGET} case splits")
-        live = [c for c in (self._settle(context, c) for c in cases) if c is not None]
+        live = [c for c in (settle(context, c) for c in cases) if c is not None]
         live = self._without_covered(context, live)
         waiting = next((c for c in live if c.guards), None)
         if waiting is not None:
@@ -96,26 +96,6 @@ class _Search:
         if found is None:
             raise Stuck("a column has more than two masked runs that the facts do not rule out")
         return self._split(context, tuple(live), found, depth)
-
-    def _settle(self, context: Context, c: Case) -> Case | None:
-        """The case without the guards that hold here; None if one fails."""
-        open_guards: list[Guard] = []
-        for g in c.guards:
-            if isinstance(g, tuple):
-                known = context.known.get(g[0])
-                if known is None:
-                    open_guards.append(g)
-                elif known != g[1]:
-                    return None
-            elif not open_guards:  # a form may read what an open guard before it protects
-                if context.entails(g):
-                    continue
-                if context.entails(-g - 1):
-                    return None
-                open_guards.append(g)
-            else:
-                open_guards.append(g)
-        return replace(c, guards=tuple(open_guards))
 
     def _without_covered(self, context: Context, live: list[Case]) -> list[Case]:
         """Drops guarded cases that lie inside an unguarded one."""
@@ -158,6 +138,27 @@ class _Search:
         return Interval(
             bound_expr(self.space, stripped(lo, self.zero, self.nq)), bound_expr(self.space, stripped(hi, self.zero, self.nq))
         )
+
+
+def settle(context: Context, c: Case) -> Case | None:
+    """The case without the guards that hold here; None if one fails."""
+    open_guards: list[Guard] = []
+    for g in c.guards:
+        if isinstance(g, tuple):
+            known = context.known.get(g[0])
+            if known is None:
+                open_guards.append(g)
+            elif known != g[1]:
+                return None
+        elif not open_guards:  # a form may read what an open guard before it protects
+            if context.entails(g):
+                continue
+            if context.entails(-g - 1):
+                return None
+            open_guards.append(g)
+        else:
+            open_guards.append(g)
+    return replace(c, guards=tuple(open_guards))
 
 
 def assign_slots(gaps: tuple[Gap, ...]) -> tuple[Gap | None, Gap | None]:
