@@ -45,8 +45,13 @@ def compile_file(file: TypedFile, name: str | None = None) -> CompiledMask:
 
 
 def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = (), *, certify: bool = False) -> CompiledMask:
-    """Lower and prove one mask; decide its claims. certify: keep the certificates, each checked again by sympy."""
+    """Lower and prove one mask; decide its claims. certify: keep the certificates, each checked again by sympy.
+
+    Raises M609 for a mask whose bounds some data could drive out of 64 bits, beside what `load` says.
+    """
+    from maskc.codegen.ranges import check_fits_int64
     from maskc.compiled import CompiledMask
+    from maskc.ir.intervals import tree_expressions
     from maskc.ir.symbolic import prove, run_checks
 
     verdict = prove(fn, certify)
@@ -54,6 +59,7 @@ def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = (), *, certify: bool
     match verdict:
         case Proven():
             program = verdict.program
+            check_fits_int64(tree_expressions(program.tree), fn.span)
         case Unknown(reason):
             warnings = (*warnings, _undecided(fn, reason))
         case Refuted(counterexample):

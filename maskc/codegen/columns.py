@@ -10,12 +10,12 @@ Arithmetic is exact: 64-bit, and a mask whose values could leave 64 bits is refu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from maskc.codegen.ranges import INT32_MAX, Range, check_fits_int64, magnitude
-from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree, Vector
+from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree, Vector, tree_expressions, tree_nodes
 from maskc.ir.nodes import (
     Add,
     And,
@@ -54,7 +54,7 @@ from maskc.ir.nodes import (
     Size,
     StartOf,
 )
-from maskc.ir.traverse import Node, walk
+from maskc.ir.traverse import walk
 
 # Nodes whose value comes from memory, or differs between mask heads.
 _DATA = Field | SegAttr | StartOf | SetEnd | EdgeStart | EdgeEnd | FirstRow | Head | BoolField | InSet | InEdge
@@ -121,7 +121,7 @@ class ClosedForm:
 
 def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
     """The per-column text of a lowered mask. Raises M609 where an expression may leave 64 bits."""
-    check_fits_int64(_expressions(program.tree))
+    check_fits_int64(tree_expressions(program.tree))
     slots = tuple(_slot(d) for d in fn.inputs if d.name in _names(fn, program))
     members = "".join(f"  {s.type} {s.name}_;\n" for s in slots)
     body = _Emitter(fn, closed=False).function(program)
@@ -134,9 +134,9 @@ def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
 
 def closed_form(fn: MaskFn, program: IntervalProgram) -> ClosedForm | None:
     """The closed form of a mask whose bounds read nothing but sizes and scalars; None for every other mask."""
-    if any(isinstance(node, _DATA) for node in _nodes(program.tree)):
+    if any(isinstance(node, _DATA) for node in tree_nodes(program.tree)):
         return None
-    check_fits_int64(_expressions(program.tree))
+    check_fits_int64(tree_expressions(program.tree))
     scalars = tuple(d.name for d in fn.inputs if d.name in _names(fn, program))
     members = "".join(f"  int {name}_;\n" for name in scalars)
     body = _Emitter(fn, closed=True).function(program)
@@ -144,37 +144,16 @@ def closed_form(fn: MaskFn, program: IntervalProgram) -> ClosedForm | None:
         f"struct MaskScalars {{\n  int nq, nk;\n{members}}};\n\n"
         f"MASKC_FN Bounds mask_column(const MaskScalars& in, int key) {{\n{body}}}\n"
     )
-    return ClosedForm(text, scalars, program.vectors, program.causal, tuple(_expressions(program.tree)))
+    return ClosedForm(text, scalars, program.vectors, program.causal, tuple(tree_expressions(program.tree)))
 
 
 # ---------------------------------------------------------------- what a program reads
 
 
-def _nodes(tree: Tree) -> Iterator[Node]:
-    """Every expression and predicate that the columns are computed from, with its sub-terms."""
-    match tree:
-        case Branch(guard=guard, then=then, orelse=orelse):
-            yield from walk(guard)
-            yield from _nodes(then)
-            yield from _nodes(orelse)
-        case Leaf(lower=lower, upper=upper):
-            for interval in (lower, upper):
-                if interval is not None:
-                    yield from walk(interval.lo)
-                    yield from walk(interval.hi)
-        case _:
-            assert_never(tree)
-
-
-def _expressions(tree: Tree) -> Iterator[Expr]:
-    """The integer expressions among them."""
-    return (node for node in _nodes(tree) if isinstance(node, Expr))
-
-
 def _names(fn: MaskFn, program: IntervalProgram) -> set[str]:
     """Inputs that the program reads; with the edges of a set comes its parent."""
     names: set[str] = set()
-    for node in _nodes(program.tree):
+    for node in tree_nodes(program.tree):
         match node:
             case Scalar(name=name):
                 names.add(name)

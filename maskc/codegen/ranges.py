@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from maskc.diagnostics import error
+from maskc.diagnostics import Span, error
 from maskc.ir.nodes import Add, Const, Expr, Field, FloorDiv, IfElse, Max, Min, Mod, Mul, Scalar, SegAttr
+from maskc.ir.printer import print_term
 
 INT32_MAX = 2**31 - 1
 _LIMIT = 2**63 - 2**32  # so that a lookup of the value plus one is exact too
@@ -21,6 +22,9 @@ def value_range(e: Expr, leaf: Callable[[Expr], Range]) -> Range:
         case Add(terms=terms):
             ranges = [value_range(t, leaf) for t in terms]
             return sum(lo for lo, _ in ranges), sum(hi for _, hi in ranges)
+        case Mul(a=a, b=FloorDiv(a=x, b=b)) | Mul(a=FloorDiv(a=x, b=b), b=a) if a == b:  # x - b < b * (x // b) <= x
+            (lo, hi), (_, most) = value_range(x, leaf), value_range(b, leaf)
+            return lo - max(0, most - 1), hi
         case Mul(a=a, b=b):
             corners = [x * y for x in value_range(a, leaf) for y in value_range(b, leaf)]
             return min(corners), max(corners)
@@ -61,8 +65,9 @@ def _readable(e: Expr) -> Range:
             return -1, INT32_MAX
 
 
-def check_fits_int64(expressions: Iterable[Expr]) -> None:
-    """Raise M609 for the first expression that some data could drive out of 64 bits."""
+def check_fits_int64(expressions: Iterable[Expr], span: Span | None = None) -> None:
+    """Raise M609 for the first expression that some data could drive out of 64 bits; it points at `span` or at its own."""
     for e in expressions:
         if magnitude(e, _readable) > _LIMIT:
-            raise error("M609", "this expression may need more than 64 bits", e.span, "inputs are 32-bit: multiply fewer of them")
+            text = f"`{print_term(e)}` may need more than 64 bits"
+            raise error("M609", text, e.span or span, "inputs are 32-bit: multiply fewer of them")

@@ -12,10 +12,12 @@ so an evaluator that computes all branches may read anything there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from maskc.ir.nodes import Expr, Pred
+from maskc.ir.traverse import Node, walk
 
 Vector = Literal["lts", "lte", "uts", "ute"]
 VECTORS: tuple[Vector, ...] = ("lts", "lte", "uts", "ute")
@@ -63,3 +65,24 @@ class IntervalProgram:
     vectors: tuple[Vector, ...]
     hole_free: tuple[str, ...] = ()
     tiling: tuple[str, ...] = ()
+
+
+def tree_nodes(tree: Tree) -> Iterator[Node]:
+    """Every expression and predicate that the slots of a column are computed from, with its sub-terms."""
+    match tree:
+        case Branch(guard, then, orelse):
+            yield from walk(guard)
+            yield from tree_nodes(then)
+            yield from tree_nodes(orelse)
+        case Leaf(_, lower, upper):
+            for interval in (lower, upper):
+                if interval is not None:
+                    yield from walk(interval.lo)
+                    yield from walk(interval.hi)
+        case _:
+            assert_never(tree)
+
+
+def tree_expressions(tree: Tree) -> Iterator[Expr]:
+    """The integer expressions among them."""
+    return (node for node in tree_nodes(tree) if isinstance(node, Expr))
