@@ -18,7 +18,7 @@ import torch.distributed as dist
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import take
-from maskc.runtime.schedule import Move
+from maskc.runtime.schedule import Route
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """(K, V) or (dK, dV) of one chunk: [B, rows, Hk, D] and [B, rows, Hk, Dv], of one dtype."""
@@ -95,19 +95,18 @@ class Exchange:
     def __init__(
         self,
         peer: Peer,
-        moves: Sequence[Move],
+        route: Route,
         keys: Layout,
         template: Template,
         outgoing: Callable[[int], Pair],
         kind: str,
         what: str,
     ) -> None:
-        self.peer, self.keys, self.template, self.what = peer, keys, template, what
-        self.incoming = [m for m in sorted(moves) if m.dst == peer.rank]
+        self.peer, self.keys, self.template, self.what, self.incoming = peer, keys, template, what, route.receives
         parts: list[torch.Tensor] = []
         send, receive = [0] * peer.world, [0] * peer.world
         size = template.dtype.itemsize
-        for m in sorted((m for m in moves if m.src == peer.rank), key=lambda m: (m.dst, m.chunk)):
+        for m in route.sends:
             parts += [t.reshape(-1) for t in outgoing(m.chunk)]
             send[m.dst] += template.elements(keys.size_of(m.chunk)) * size
         for m in self.incoming:

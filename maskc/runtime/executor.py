@@ -18,7 +18,7 @@ from maskc.runtime.comm import Exchange, Pair, Peer, Template
 from maskc.runtime.localize import localized
 from maskc.runtime.merge import Partial, empty, merge
 from maskc.runtime.plan import AttentionPlan
-from maskc.runtime.schedule import Move, Schedule, Step
+from maskc.runtime.schedule import Route, Schedule, Step, routes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +38,11 @@ class Call:
     @property
     def row_chunks(self) -> tuple[int, ...]:
         return self.plan.rows.chunks_of(self.peer.rank)
+
+    @property
+    def routes(self) -> tuple[tuple[Route, ...], ...]:
+        """What this rank sends and receives, per step and phase."""
+        return routes(self.schedule, self.peer.rank)
 
     def columns(self, step: Step) -> tuple[int, ...]:
         return step.columns[self.peer.rank]
@@ -67,29 +72,31 @@ class _Keys:
     def steps(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
         """Each step with the K and V of its columns, ascending."""
         steps, overlap = self.call.schedule.steps, self.call.plan.overlap
-        posted = self._post(steps[0]) if steps else None
+        last = len(steps) - 1
+        posted = self._post(0) if steps else None
         for i, step in enumerate(steps):
-            self.arrived = self._finish(step, posted)
-            if overlap and i + 1 < len(steps):
-                posted = self._post(steps[i + 1])
+            self.arrived = self._finish(i, posted)
+            if overlap and i < last:
+                posted = self._post(i + 1)
             yield step, *self._columns(step)
-            if not overlap and i + 1 < len(steps):
-                posted = self._post(steps[i + 1])
+            if not overlap and i < last:
+                posted = self._post(i + 1)
 
-    def _post(self, step: Step) -> Exchange | None:
-        return self._exchange(step.phases[0], self.arrived) if step.phases else None
+    def _post(self, step: int) -> Exchange | None:
+        phases = self.call.routes[step]
+        return self._exchange(phases[0], self.arrived) if phases else None
 
-    def _exchange(self, moves: Sequence[Move], passing: Mapping[int, Pair]) -> Exchange:
+    def _exchange(self, route: Route, passing: Mapping[int, Pair]) -> Exchange:
         """Send own chunks, and those passed on for others."""
         call = self.call
         what = "the exchange of keys and values"
-        return Exchange(call.peer, moves, call.plan.keys, self.template, lambda c: self.own.get(c) or passing[c], "kv", what)
+        return Exchange(call.peer, route, call.plan.keys, self.template, lambda c: self.own.get(c) or passing[c], "kv", what)
 
-    def _finish(self, step: Step, posted: Exchange | None) -> dict[int, Pair]:
+    def _finish(self, step: int, posted: Exchange | None) -> dict[int, Pair]:
         """Wait for the posted phase, then run the others, which pass on what just came in."""
         fresh: dict[int, Pair] = {}
-        for i, moves in enumerate(step.phases):
-            exchange = posted if i == 0 and posted is not None else self._exchange(moves, fresh)
+        for i, route in enumerate(self.call.routes[step]):
+            exchange = posted if i == 0 and posted is not None else self._exchange(route, fresh)
             fresh |= {chunk: pair for (_, chunk), pair in exchange.wait().items()}
         return fresh
 
@@ -148,7 +155,7 @@ def backward(
     keys_in = _Keys(call, k, v)
     sums = _Gradients(call, replace(keys_in.template, dtype=acc))
     dq = torch.zeros(q.shape, dtype=acc, device=q.device)
-    for step, keys, values in keys_in.steps():
+    for i, (step, keys, values) in enumerate(keys_in.steps()):
         if call.columns(step) and q.shape[1]:
             local = call.local(step)
             step_dq, dk, dv = ops.backward(
@@ -168,7 +175,7 @@ def backward(
             )
             dq += step_dq
             sums.keep(call.columns(step), dk, dv)
-        sums.step_done(step)
+        sums.step_done(i)
     sums.collect()
     dk, dv = sums.own()
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
@@ -185,18 +192,16 @@ class _Gradients:
         self.call, self.template = call, template
         self.sums: dict[int, Pair] = {}
         self.early: list[Exchange] = []
-        owners = call.plan.keys.owner
-        self.direct = all(m.src == owners[m.chunk] for m in call.schedule.moves())
-        self.send_early = self.direct and call.plan.overlap
+        self.send_early = call.plan.overlap and call.schedule.direct
 
     def keep(self, columns: Sequence[int], dk: Tensor, dv: Tensor) -> None:
         sizes = [self.call.plan.keys.size_of(c) for c in columns]
         for c, pair in zip(columns, zip(torch.split(dk, sizes, 1), torch.split(dv, sizes, 1), strict=True), strict=True):
             self._add(c, pair)
 
-    def step_done(self, step: Step) -> None:
+    def step_done(self, step: int) -> None:
         if self.send_early:
-            self.early += [self._send_back(phase) for phase in step.phases]
+            self.early += [self._send_back(route) for route in self.call.routes[step]]
 
     def collect(self) -> None:
         """Wait for, or do, all returns; last step first."""
@@ -204,9 +209,9 @@ class _Gradients:
             for exchange in self.early:
                 self._take(exchange)
             return
-        for step in reversed(self.call.schedule.steps):
-            for phase in reversed(step.phases):
-                self._take(self._send_back(phase))
+        for phases in reversed(self.call.routes):
+            for route in reversed(phases):
+                self._take(self._send_back(route))
 
     def own(self) -> Pair:
         """The sums of this rank's own chunks, joined."""
@@ -216,10 +221,9 @@ class _Gradients:
             return self.template.zeros(0)
         return torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs], 1)
 
-    def _send_back(self, phase: Sequence[Move]) -> Exchange:
-        back = [Move(m.dst, m.src, m.chunk) for m in phase]
+    def _send_back(self, route: Route) -> Exchange:
         what = "the exchange of gradients"
-        return Exchange(self.call.peer, back, self.call.plan.keys, self.template, self._outgoing, "grad", what)
+        return Exchange(self.call.peer, route.back, self.call.plan.keys, self.template, self._outgoing, "grad", what)
 
     def _outgoing(self, chunk: int) -> Pair:
         return self.sums.get(chunk) or self.template.zeros(self.call.plan.keys.size_of(chunk))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from maskc.diagnostics import error
@@ -40,12 +41,27 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """One phase as one rank sees it: what it sends, by (rank, chunk) sent to, and what it receives, by (rank, chunk)."""
+
+    sends: tuple[Move, ...]
+    receives: tuple[Move, ...]
+
+    @property
+    def back(self) -> Route:
+        """The same ways in the other direction, for gradients."""
+        return Route(*(tuple(Move(m.dst, m.src, m.chunk) for m in moves) for moves in (self.receives, self.sends)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """The steps of one strategy for one mask."""
 
     strategy: str
     world: int
     steps: tuple[Step, ...]
+    direct: bool
+    """Every chunk comes straight from its owner."""
 
     def moves(self) -> Iterator[Move]:
         for step in self.steps:
@@ -58,6 +74,17 @@ class Schedule:
         for move in self.moves():
             table[move.src][move.dst] += keys.size_of(move.chunk)
         return tuple(map(tuple, table))
+
+
+@lru_cache(maxsize=64)
+def routes(schedule: Schedule, rank: int) -> tuple[tuple[Route, ...], ...]:
+    """Routes of a rank per step and phase."""
+
+    def route(phase: tuple[Move, ...]) -> Route:
+        sends = sorted((m for m in phase if m.src == rank), key=lambda m: (m.dst, m.chunk))
+        return Route(tuple(sends), tuple(sorted(m for m in phase if m.dst == rank)))
+
+    return tuple(tuple(map(route, step.phases)) for step in schedule.steps)
 
 
 def make_schedule(
@@ -81,14 +108,20 @@ def make_schedule(
     sent = list(needed) if prune else [everything] * keys.world
     groups = _groups(strategy, keys, node_size, hierarchical)
     if groups is None:
-        return Schedule(strategy, keys.world, _ring(keys, needed, sent))
+        return _schedule(strategy, keys, _ring(keys, needed, sent))
     steps = []
     for group in groups:
         wanted = [frozenset(c for c in sent[r] if keys.owner[c] in group(r)) for r in range(keys.world)]
         phases = _relayed(keys, wanted, node_size) if hierarchical else (_direct(keys, wanted),)
         columns = tuple(tuple(sorted(needed[r] & wanted[r])) for r in range(keys.world))
         steps.append(Step(tuple(p for p in phases if p), columns))
-    return Schedule(strategy, keys.world, tuple(s for s in steps if any(s.columns) or s.phases))
+    return _schedule(strategy, keys, steps)
+
+
+def _schedule(strategy: str, keys: Layout, steps: Sequence[Step]) -> Schedule:
+    kept = tuple(s for s in steps if any(s.columns) or s.phases)
+    direct = all(m.src == keys.owner[m.chunk] for s in kept for phase in s.phases for m in phase)
+    return Schedule(strategy, keys.world, kept, direct)
 
 
 class _Distance:
@@ -166,4 +199,4 @@ def _ring(keys: Layout, needed: Sequence[frozenset[int]], sent: Sequence[frozens
         )
         columns = tuple(tuple(c for c in keys.chunks_of((r - t) % world) if c in needed[r]) for r in range(world))
         steps.append(Step((moves,) if moves else (), columns))
-    return tuple(s for s in steps if any(s.columns) or s.phases)
+    return tuple(steps)
