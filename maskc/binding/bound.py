@@ -60,6 +60,7 @@ class BoundInputs:
 
 
 Prepare = Callable[["BoundMask", int, int], BoundaryVectors]
+MakeSchedule = Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +117,15 @@ class BoundMask(Handled):
         """Whether `vectors` has made them before."""
         return (nq, nk, str(device)) in self._vectors
 
-    def schedule(
-        self, v: BoundaryVectors, head_dim: int, make: Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """What a backend's `schedule` makes of these vectors for a head dimension; kept for later."""
+    def schedule(self, v: BoundaryVectors, head_dim: int, make: MakeSchedule | None) -> tuple[Tensor, ...]:
+        """What a backend's `schedule` makes of these vectors for a head dimension; kept for later.
+
+        Without `make` what is kept, or () for the backend to make it in the call.
+        """
         key = v.nq, v.nk, str(v.device), head_dim
         if key not in self._schedules:
+            if make is None:
+                return ()
             self._schedules[key] = make(v, head_dim)
         return self._schedules[key]
 

@@ -56,6 +56,9 @@ def needed(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0)
 
 
+needed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing the compiler
+
+
 @cache
 def say_once(name: str) -> None:
     """Warn, once a process and kind of GPU, that "auto" took this backend."""

@@ -72,52 +72,50 @@ def run(
     if packed:
         q, k, v = (x[None] if isinstance(x, Tensor) and x.ndim == 3 else x for x in (q, k, v))
     if group is not None and _world_size(group) > 1:
-        from maskc.runtime import context_parallel
-
-        if spec.compiled.kernels is not None and isinstance(q, Tensor) and q.is_cuda:
-            from maskc.runtime.loaded import refuse_group
-
-            refuse_group(spec.compiled.kernels)
-        out, lse = cast(
-            tuple[Tensor, Tensor],
-            context_parallel.run(
-                spec,
-                q,
-                k,
-                v,
-                group,
-                plan=plan,
-                strategy=strategy,
-                scale=scale,
-                return_lse=True,
-                deterministic=deterministic,
-                backend=backend,
-            ),
-        )
+        shared = {"plan": plan, "strategy": strategy, "scale": scale, "deterministic": deterministic, "backend": backend}
+        out, lse = _attend_together(spec, q, k, v, group, shared)
     else:
         if group is None and (plan is not None or strategy != "auto"):
-            name = "plan" if plan is not None else "strategy"
-            raise error(
-                "M512", f"`{name}` says how ranks share the work, but no group was given", None, "run(spec, q, k, v, group, ...)"
-            )
+            name, hint = "plan" if plan is not None else "strategy", "run(spec, q, k, v, group, ...)"
+            raise error("M512", f"`{name}` says how ranks share the work, but no group was given", None, hint)
         check_tensors(q, k, v)
-        number = scale_of(q, scale)
-        name = backend_for(q, backend)
-        vectors = vectors_for(spec, q, k)
-        check_backend(name, vectors, q, k, v, number)
-        if name == "hopper" and spec.compiled.kernels is not None:
+        out, lse = _attend_alone(spec, q, k, v, scale_of(q, scale), deterministic, backend_for(q, backend))
+    if packed:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _attend_together(
+    spec: BoundMask, q: Tensor, k: Tensor, v: Tensor, group: Any, shared: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """This rank's part among several; the context-parallel runtime compares the ranks before it checks anything."""
+    from maskc.runtime import context_parallel
+
+    if spec.compiled.kernels is not None and isinstance(q, Tensor) and q.is_cuda:
+        from maskc.runtime.loaded import refuse_group
+
+        refuse_group(spec.compiled.kernels)
+    return cast(tuple[Tensor, Tensor], context_parallel.run(spec, q, k, v, group, return_lse=True, **shared))
+
+
+def _attend_alone(
+    spec: BoundMask, q: Tensor, k: Tensor, v: Tensor, scale: float, deterministic: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """The whole call on one device, by a named backend."""
+    vectors = vectors_for(spec, q, k)
+    check_backend(backend, vectors, q, k, v, scale)
+    if backend == "flex":
+        return flex.attention(vectors, q, k, v, scale)
+    schedule: tuple[Tensor, ...] = ()
+    if backend == "hopper":
+        if spec.compiled.kernels is not None:
             from maskc.runtime.loaded import check_kernels
 
             gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
             check_kernels(spec.compiled.kernels, vectors, q, gradients=gradients, deterministic=deterministic)
-        if name == "flex":
-            out, lse = flex.attention(vectors, q, k, v, number)
-        else:
-            schedule = () if name == "cpu" else spec.schedule(vectors, q.shape[3], ops.backend_module(name).schedule)
-            out, lse = ops.attention(vectors, q, k, v, number, deterministic=deterministic, schedule=schedule)
-    if packed:
-        out, lse = out[0], lse[0]
-    return (out, lse) if return_lse else out
+        make = None if torch.compiler.is_compiling() else ops.backend_module("hopper").schedule
+        schedule = spec.schedule(vectors, q.shape[3], make)
+    return ops.attention(vectors, q, k, v, scale, deterministic=deterministic, schedule=schedule)
 
 
 # ---------------------------------------------------------------- arguments
@@ -200,9 +198,10 @@ def check_backend(name: str, vectors: BoundaryVectors, q: Tensor, k: Tensor, v: 
     """Raise what keeps the backend from running this call exactly."""
     if q.shape[2] % vectors.heads:
         raise error("M506", f"the mask has {vectors.heads} heads, which do not divide {q.shape[2]} query heads")
-    reason = cpu.why_not(vectors, q, k, v) if name == "cpu" else ops.backend_module(name).why_not(vectors, q, k, v)
-    if reason is not None:
-        raise MaskcError(reason)
+    if name == "cpu" or not torch.compiler.is_compiling():  # in a graph a GPU backend answers when it is called
+        module = cpu if name == "cpu" else ops.backend_module(name)
+        if (reason := module.why_not(vectors, q, k, v)) is not None:
+            raise MaskcError(reason)
     if name == "hopper" and scale <= 0:
         raise error("M525", f"scale = {scale}; the kernels need a positive scale", None, "fold the sign into q")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import maskc
@@ -108,6 +110,27 @@ def test_vectors_inside_a_graph_are_refused_by_name() -> None:
     compiled = torch.compile(lambda *x: maskc.run(spec, *x), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="M513"):
         compiled(*operands())
+
+
+def test_calls_on_a_gpu_enter_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced with fake tensors, so that it needs no GPU: nothing on the way asks for what a graph cannot hold."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=[40, 24]))
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, val = (torch.empty(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        there = torch.empty(1, 1, 64, device="cuda", dtype=torch.int32)
+        spec._vectors[64, 64, "cuda:0"] = replace(spec.vectors(64, 64), lts=there)
+        out = torch.compile(lambda *x: maskc.run(spec, *x), fullgraph=True, backend=keep)(q, k, val)
+    assert out.shape == q.shape
+    (graph,) = graphs
+    assert torch.ops.maskc.forward in {node.target for node in graph.graph.nodes}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
