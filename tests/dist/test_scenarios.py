@@ -273,6 +273,39 @@ def test_gradient_accumulation_and_averaging(ranks: Pool) -> None:
     assert all(ranks.run(2, accumulated))
 
 
+class Layer(torch.nn.Module):
+    """Projections around attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(16, 48, dtype=torch.float64)
+        self.out = torch.nn.Linear(16, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor, spec: Any, group: Any = None, p: Any = None) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).unbind(2)
+        return self.out(maskc.run(spec, q, k, v, group, plan=p).flatten(2)).clone()
+
+
+def fully_sharded(rank: int, group: Any) -> bool:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    spec = docs([17, 23])
+    p = plan(spec, group=group, chunk=4)
+    torch.manual_seed(0)
+    model, alone, x = Layer(), Layer(), torch.randn(1, 40, 16, dtype=torch.float64)
+    alone.load_state_dict(model.state_dict())
+    alone(x, spec).square().mean().backward()
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    (model(p.shard(x, rank), spec, group, p).square().mean() * p.loss_weight(rank)).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return all(torch.allclose(a.grad.full_tensor(), b.grad, rtol=1e-10, atol=1e-12) for a, b in pairs)  # type: ignore[union-attr, arg-type]
+
+
+def test_fsdp2_gradients_equal_one_process(ranks: Pool) -> None:
+    assert all(ranks.run(2, fully_sharded))
+
+
 def compiled(rank: int, group: Any) -> tuple[bool, int]:
     from torch._dynamo.testing import CompileCounterWithBackend
 
