@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from maskc.codes import errors_page
-from tests.blocks import ROOT, Folder, blocks
+from tests.blocks import FENCE, ROOT, Folder, blocks
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
@@ -28,6 +28,14 @@ def test_links_of(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_named_by(page: Path) -> None:
+    """Files that a page names in `code` are there."""
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`((?:maskc|examples|docs|tests|benchmarks|templates|runtime)/[\w./]+\.\w+)`", prose)
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_errors_page_is_current(request: pytest.FixtureRequest) -> None:
