@@ -129,7 +129,7 @@ def _from_offsets(data: object, what: Named, checks: Checks, device: torch.devic
 def _from_ranges(data: object, what: Named, checks: Checks, device: torch.device) -> SegmentTable:
     given, counts = rows(data, what, "last")
     if given.numel() == 0:
-        given = given.new_zeros((*given.shape[: 1 if given.ndim > 1 else 0], 0, 2))
+        given = given.new_zeros((*given.shape[: 1 if given.ndim > 1 and given.shape[0] else 0], 0, 2))
     pairs = move(_leading(given, 3, what), device).to(torch.int64)
     if pairs.shape[2] != 2:
         raise what.error("M413", f"has rows of {pairs.shape[2]} numbers; each is a pair (start, end), half-open")
