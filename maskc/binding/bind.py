@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -293,39 +293,47 @@ class _Binder:
 
     def result(self, mask: CompiledMask) -> BoundMask:
         """Everything that concerns several inputs; then the one read."""
-        fn, checks = self.fn, self.checks
+        program = mask.program
         inputs = BoundInputs(self.device, self.sets, self.vectors, self.scalars, self.blocks)
         nq, nk = (self.agreed[size][0] if size in self.agreed else None for size in ("nq", "nk"))
-        ordered = needs_hole_free(fn) if mask.program is None else mask.program.hole_free
-        for decl in fn.inputs:
+        batch, heads = (self.agreed.get(axis, (1, ""))[0] for axis in ("batch", "heads"))
+        self._check_sets(needs_hole_free(self.fn) if program is None else program.hole_free)
+        later = self._check_facts(inputs, nq, nk)
+        totals = self._read({name: table.ends.amax() for name, table in self.sets.items()})
+        counts = self._read({name: table.counts.amax() for name, table in self.sets.items()})
+        fill = self._read({name: _filled(self.fn, self.sets, name) for name in (() if program is None else program.tiling)})
+        single = self._read({n: s for n, s in self.scalars.items() if isinstance(s, Tensor) and s.shape[0] == 1})
+        self.checks.finish()
+        self.scalars.update(single)
+        self._trim(counts)
+        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, later if self.checks.enabled else ())
+
+    def _check_sets(self, ordered: Collection[str]) -> None:
+        """Nesting, and no holes in those whose order counts."""
+        for decl in self.fn.inputs:
             if decl.name in self.sets:
                 if decl.within in self.sets:
-                    check_within(decl, self.sets[decl.name], self.sets[decl.within], checks)
+                    check_within(decl, self.sets[decl.name], self.sets[decl.within], self.checks)
                 if decl.name in ordered:
-                    check_hole_free(fn, decl, self.sets[decl.name], checks)
-        facts = list(facts_of(fn, {*self.sets, *self.vectors, *self.scalars}))
+                    check_hole_free(self.fn, decl, self.sets[decl.name], self.checks)
+
+    def _check_facts(self, inputs: BoundInputs, nq: int | None, nk: int | None) -> tuple[Fact, ...]:
+        """Check what can be checked now; the facts that need a size which is not known yet are returned."""
         known = {size for size, value in (("nq", nq), ("nk", nk)) if value is not None}
-        later: list[Fact] = []
-        for fact in facts:
+        later = []
+        for fact in facts_of(self.fn, {*self.sets, *self.vectors, *self.scalars}):
             if sizes_in(fact) <= known:
-                check_fact(fn, fact, inputs, nq, nk, checks)
+                check_fact(self.fn, fact, inputs, nq, nk, self.checks)
             else:
                 later.append(fact)
-        totals: dict[str, int] = {}
-        fill: dict[str, int] = {}
-        sizes: dict[str, int] = {}
-        for name, table in self.sets.items():
-            checks.read(table.ends.amax(), partial(totals.__setitem__, name))
-            checks.read(table.counts.amax(), partial(sizes.__setitem__, name))
-        for name in mask.program.tiling if mask.program is not None else ():
-            checks.read(_filled(fn, self.sets, name), partial(fill.__setitem__, name))
-        for name, scalar in self.scalars.items():
-            if isinstance(scalar, Tensor) and scalar.shape[0] == 1:
-                checks.read(scalar, partial(self.scalars.__setitem__, name))
-        checks.finish()
-        self._trim(sizes)
-        batch, heads = (self.agreed.get(axis, (1, ""))[0] for axis in ("batch", "heads"))
-        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, tuple(later) if checks.enabled else ())
+        return tuple(later)
+
+    def _read(self, numbers: Mapping[str, Tensor]) -> dict[str, int]:
+        """Filled by the one read; stays empty without validation."""
+        found: dict[str, int] = {}
+        for name, number in numbers.items():
+            self.checks.read(number, partial(found.__setitem__, name))
+        return found
 
     def _trim(self, sizes: Mapping[str, int]) -> None:
         """Cut tables with too much room, and the vectors per segment, to the largest count of a batch item."""
