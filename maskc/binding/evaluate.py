@@ -197,9 +197,11 @@ class Frame:
         yes, no = self.truth(cond), self.truth(cond, positive=False)
         if isinstance(yes, bool) and isinstance(no, bool) and yes != no:
             return then if yes else orelse
-        where = torch.as_tensor(yes, device=self.inputs.device)
         defined = _either(both(yes, _defined(then)), both(no, _defined(orelse)))
-        return Value(torch.where(where, then.number, orelse.number), torch.as_tensor(defined, device=self.inputs.device))
+        return Value(torch.where(self._mask(yes), then.number, orelse.number), self._mask(defined))
+
+    def _mask(self, truth: Truth) -> Tensor:
+        return truth if isinstance(truth, Tensor) else torch.full((1, 1, 1), truth, device=self.inputs.device)
 
     # ------------------------------------------------------------ reads
 

@@ -116,3 +116,8 @@ def test_holes(layout: tuple[Ranges, int]) -> None:
     else:
         with pytest.raises(maskc.MaskcError, match="M409"):
             mask.bind(nk=40, doc=segments(ranges=layout[0]))
+
+
+@pytest.mark.parametrize(("shape", "items"), [((0,), 1), ((0, 2), 1), ((2, 0), 2), ((2, 0, 2), 2)])
+def test_tensors_without_a_range(shape: tuple[int, ...], items: int) -> None:
+    assert table_of(segments(ranges=torch.zeros(shape, dtype=torch.int64))) == ([[]] * items, None)

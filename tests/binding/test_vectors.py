@@ -299,3 +299,11 @@ def test_products_that_leave_64_bits_are_refused() -> None:
         maskc.compile_text("input a : int per key\ninput b : int\nmask m = k <= q + a[k] * b * b")
     two = maskc.compile_text("input a : int per key\ninput b : int\nmask m = k <= q + a[k] * b")
     assert two.bind(a=[-(2**31), 2**31 - 1], b=2**31 - 1).vectors().masked()[0, 0].tolist() == [[True, False]] * 2
+
+
+def test_choices_between_reads() -> None:
+    """`if` picks a value per key; where its condition reads an outside token, neither branch counts."""
+    text = "input image : spans\ninput a : int per image\nmask m = k <= q < k + (if image.len[k] > 2 then a[k] else 2)"
+    mask = maskc.compile_text(text)
+    env = Env(9, 9, vectors={"a": [4, 9]}, sets={"image": [(1, 5), (6, 8)]})
+    assert_dense(mask, env, ~mask.bind(nq=9, nk=9, **inputs_of(mask, env)).vectors().masked()[0])
