@@ -6,7 +6,7 @@ from functools import cache
 
 from maskc.codegen.render import CudaSource, render
 from maskc.codegen.roles import forward_barriers, forward_named, forward_roles
-from maskc.codegen.spec import TAGS, Dtype, KernelSpec, MaskForm, OutDtype
+from maskc.codegen.spec import STATES, TAGS, Dtype, KernelSpec, MaskForm, OutDtype
 
 
 @cache
@@ -31,6 +31,7 @@ def forward_source(spec: KernelSpec) -> CudaSource:
         "attn_fwd.cu.j2",
         spec=spec,
         tags=TAGS,
+        states=STATES,
         roles=forward_roles(spec),
         barriers=forward_barriers(spec),
         named=forward_named(spec),

@@ -22,6 +22,8 @@ HEAD_DIMS = (64, 128, 256)
 # Tags of a queued KV block: which tests its elements need. 0 is UNMASKED; the queue never holds a SKIP block.
 TAIL, CAUSAL, LTS, LTE, UTS, UTE, DIAG, UNSEEN = (1 << i for i in range(8))
 SKIP = 1 << 8
+# What a role is doing, as a trace variant records it; a mark of one state ends the state before.
+STATES = ("queue", "slot", "index", "issue", "tile", "turn", "scores", "softmax", "output", "epilogue", "end")
 TAGS = {
     "tail": TAIL,
     "causal": CAUSAL,
@@ -126,6 +128,7 @@ class KernelSpec:
     queue: who classifies KV blocks, the generator warp or the schedule kernel (whose overflowing rows the generator
     takes back). rescale_log2: O is rescaled only when a row maximum grew by more than this many powers of two (0: any).
     zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
+    trace: events that each role of a CTA records, 0 for none.
     """
 
     head_dim: int
@@ -146,6 +149,7 @@ class KernelSpec:
     rescale_log2: int = 8
     zero_unseen: bool = True
     record_queue: bool = False
+    trace: int = 0
 
     def __post_init__(self) -> None:
         rules = (

@@ -18,6 +18,8 @@ dim 256).""",
     "M525": """The scale is not a positive, finite number.
 The running maximum of the online softmax is kept over unscaled scores, which is only right for a positive scale. Fold a
 sign into q.""",
+    "M526": """The schedule belongs to other vectors.
+What `hopper.schedule` returned serves the vectors and the head dim it was made for. Pass none, and it is made anew.""",
     "M528": """FlexAttention cannot run a head dim.
 On a GPU its kernels need head dims of 16 or more. Pad q, k and v with zeros and keep the scale.""",
     "M529": """FlexAttention has no backward on a CPU.

@@ -103,7 +103,7 @@ class _ForwardParams(ctypes.Structure):
         ("mask", _MaskTables),
         *(
             (name, ctypes.c_void_p)
-            for name in ("packs", "runs", "run_counts", "order", "giants", "counter", "record", "out", "lse")
+            for name in ("packs", "runs", "run_counts", "order", "giants", "counter", "record", "trace", "out", "lse")
         ),
         *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
         *((name, ctypes.c_int32) for name in ("heads", "kv_ratio", "mask_ratio", "masked_batches", "items", "group_heads")),
@@ -248,11 +248,13 @@ def forward_with(
     scale: float,
     schedule: tuple[torch.Tensor, ...] | None = None,
     record: torch.Tensor | None = None,
+    trace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`forward` by one variant.
 
     record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
-    (KV block << 8 | tag) as the loader consumed them.
+    (KV block << 8 | tag) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
+    `maskc.runtime.trace`.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
@@ -264,10 +266,11 @@ def forward_with(
         return out, lse
     q, k, val = addressable(q), addressable(k), addressable(val)
     v = _dense_table(v)
-    if schedule is None:
-        schedule = schedule_for(spec, v)
+    schedule = schedule or schedule_for(spec, v)
     masks, q_blocks, kv_blocks = _geometry(spec, v)
     offsets = _offsets(spec, masks, q_blocks, kv_blocks)
+    if schedule and schedule[0].numel() != offsets["size"]:
+        raise error("M526", f"the schedule of another mask or head dim: {schedule[0].numel()} bytes, not {offsets['size']}")
     base = schedule[0].data_ptr() if schedule else 0
     params = _ForwardParams(_mask_tables(spec, v, offsets, base))
     for name in ("packs", "runs", "run_counts", "order", "giants"):
@@ -275,6 +278,7 @@ def forward_with(
     counter = work_counter(q.device)
     params.counter, params.out, params.lse = counter.data_ptr(), out.data_ptr(), lse.data_ptr()
     params.record = record.data_ptr() if record is not None else 0
+    params.trace = trace.data_ptr() if trace is not None else 0
     params.scale, params.scale_log2 = scale, scale * math.log2(math.e)
     params.heads, params.kv_ratio, params.mask_ratio = heads, heads // kv_heads, heads // v.heads
     params.masked_batches = v.batch > 1

@@ -42,6 +42,7 @@ VARIANTS: dict[str, tuple[KernelSpec, int]] = {
     "local-128-f16-f32": (default(LOCAL, 128, "f16", "f32"), 0),
     "document-128-schedule": (replace(default(DOCUMENT, 128), queue="schedule"), 0),
     "four-128-record": (replace(default(FOUR, 128), record_queue=True), 0),
+    "document-128-trace": (replace(default(DOCUMENT, 128), trace=4096), 0),
     "document-128-static": (replace(default(DOCUMENT, 128), scheduler="static"), 0),
     "four-128-giants": (replace(default(FOUR, 128), scheduler="giants"), 0),
     "full-64": (default(FULL, 64), 0),
@@ -64,7 +65,7 @@ def built(name: str) -> tuple[Cubin, str]:
 
 def steady(name: str) -> list[Loop]:
     """The loops over UNMASKED and over PARTIAL tiles; the loops over work items around them are not steady."""
-    return [loop for loop in tensor_loops(built(name)[1]) if not loop.count("UTMASTG", "STG", "EXIT")][:2]
+    return [loop for loop in tensor_loops(built(name)[1]) if not loop.count("UTMASTG", "STSM", "EXIT")][:2]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -96,6 +97,8 @@ def test_steady_loops(name: str) -> None:
         assert loop.count("R2UR") == 0 or spec.head_dim == 256
         assert loop.count("MUFU") == spec.block_kv // 2 + 2
     unmasked, partial = loops
+    if spec.trace:
+        return  # its marks compare, select and store
     assert unmasked.count("LDS", "LDG", "LD") == 0, "an UNMASKED tile reads no bounds"
     assert unmasked.count("ISETP") <= 3, "and compares no element with them, only ring positions and the tiles left"
     assert len(unmasked.body) <= UNMASKED_BUDGET[spec.head_dim]

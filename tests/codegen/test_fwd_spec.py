@@ -106,7 +106,7 @@ def struct_fields(text: str, name: str) -> list[tuple[str, object]]:
         if not code:
             continue
         kind, names = re.fullmatch(r"(?:const )?(\w+\*?) (.*)", code).groups()  # type: ignore[union-attr]
-        for item in names.split(", "):
+        for item in names.strip().split(", "):
             field, array = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", item).groups()  # type: ignore[union-attr]
             one = ctypes.c_void_p if kind.endswith("*") else _C_TYPES[kind]
             out.append((field, one * int(array) if array else one))

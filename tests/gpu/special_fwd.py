@@ -20,7 +20,7 @@ from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.mirror import KvIndex
 from maskc.codegen.spec import KernelSpec
-from maskc.runtime import hopper
+from maskc.runtime import hopper, trace
 from tests.gpu.check import masked_rows
 from tests.gpu.inputs import FORMS, SUITE, random_vectors, suite_mask
 
@@ -45,6 +45,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("run/two streams", _streams),
         ("run/threads", _threads),
         ("run/new batch, no compilation", _no_compilation),
+        ("trace", _trace),
         ("size/offsets beyond 2^31", _far_offsets),
         ("size/131072", _long),
     ]
@@ -449,6 +450,19 @@ def _no_compilation() -> str:
     finally:
         hopper.compile_cubin = compile_cubin
     return ""
+
+
+def _trace() -> str:
+    """Every role of every CTA comes to its end, in order, and the index generator walks each work item once."""
+    v = _columns(3000, causal=1, lts=(KEY[:3000] // 700 + 1).clamp(max=4) * 700 + 200)
+    found = list(trace.intervals(trace.record(v, *_operands(1, 3000, 3000, 8, 2), SCALE)))
+    if any(one.length < 0 for one in found):
+        return "time runs backwards"
+    walked = sorted(one.at for one in found if one.role == 0 and one.state == "index")
+    if walked != list(range(24 * 8)):
+        return f"work items {walked[:10]}..., {len(walked)} in all"
+    roles = {(one.cta, one.role) for one in found}
+    return "" if len(roles) == 4 * len({cta for cta, _ in roles}) else "a role is missing"
 
 
 # ---------------------------------------------------------------- sizes

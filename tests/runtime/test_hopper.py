@@ -184,4 +184,4 @@ def test_operands_that_a_tensor_map_cannot_hold_are_copied() -> None:
 
 def test_structs_have_no_holes_that_the_c_side_lacks() -> None:
     assert ctypes.sizeof(hopper._MaskTables) == 3 * 8 + 2 * 8 + 9 * 4 + 4
-    assert ctypes.sizeof(hopper._ForwardParams) == ctypes.sizeof(hopper._MaskTables) + 9 * 8 + 2 * 4 + 6 * 4
+    assert ctypes.sizeof(hopper._ForwardParams) == ctypes.sizeof(hopper._MaskTables) + 10 * 8 + 2 * 4 + 6 * 4
