@@ -28,8 +28,7 @@ def main() -> None:
     spec = bind_file(mask, HERE / "packed_8k.json")
     print(explain(mask, spec).render())
 
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    device, dtype = ("cuda", torch.bfloat16) if hopper else ("cpu", torch.float32)
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     torch.manual_seed(0)
     qkv = random_inputs(TOKENS, device, dtype)
     grad = torch.randn_like(qkv[0])

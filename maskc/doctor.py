@@ -107,7 +107,7 @@ def _backend() -> str:
         return "cpu, for torch sees no GPU; kernels can be compiled here, not run"
     if torch.cuda.get_device_capability() != HOPPER:
         have = ".".join(map(str, torch.cuda.get_device_capability()))
-        return f"cpu for CPU tensors; CUDA tensors are refused: the kernels need compute capability 9.0, this GPU has {have}"
+        return f"flex for CUDA tensors (the kernels need compute capability 9.0, this GPU has {have}), cpu for CPU tensors"
     from maskc.codegen import nvrtc
 
     if nvrtc.missing() is not None:
