@@ -43,6 +43,10 @@ from maskc.ir.traverse import Node, reads_row, rewrite
 
 Bool = Pred  # InSet, InEdge or BoolField with a canonical index and no span
 
+# A declared fact about one element may speak of others (`e[k - 1] <= e[k]`), and the fact about those of more: it is
+# stated of what the mask reads, and of what such facts bring in this many times.
+_STEPS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Conditional:
@@ -74,6 +78,8 @@ class FactTable:
         self.tiling = tiling
         self.facts: list[Conditional] = []
         self._done = 0
+        self._steps: dict[int, int] = {}  # how many declared facts lie between an atom and the mask
+        self._step = 0  # of the atom that facts are made for
         self._tokens: set[tuple[str, Expr]] = set()
         self._decls = {d.name: d for d in fn.inputs}
         k = space.lin(Col())
@@ -98,9 +104,17 @@ class FactTable:
         """Facts for all atoms the space knows by now, and for those that these facts bring in."""
         while self._done < len(self.space.atoms):
             atom = self.space.atoms[self._done]
+            self._step = self._steps.get(self._done, 0)
             self._done += 1
             if not reads_row(atom):
+                known = len(self.space.atoms)
                 self._about(atom)
+                self._mark(known, self._step)
+
+    def _mark(self, known: int, step: int) -> None:
+        """The atoms after the first `known` ones were brought in by a fact."""
+        for atom in range(known, len(self.space.atoms)):
+            self._steps.setdefault(atom, step)
 
     def _about(self, atom: Expr) -> None:
         lin = self.space.lin
@@ -193,8 +207,9 @@ class FactTable:
 
     def _declared(self, fact: Pred, when: tuple[tuple[Bool, bool], ...], given: tuple[Lin, ...] = ()) -> None:
         """A declared fact: used if it is a conjunction of comparisons whose reads are inside."""
-        if reads_row(fact):
+        if reads_row(fact) or self._step > _STEPS:
             return
+        known = len(self.space.atoms)
         reads = definedness(self.fn, fact)
         cases = dnf(self.fn, fact)
         if len(cases) != 1:
@@ -208,6 +223,7 @@ class FactTable:
             if isinstance(literal, Compare) and literal not in reads:
                 for f in compare_facts(self.space, literal):
                     self.facts.append(Conditional(f, when, given))
+        self._mark(known, self._step + 1)
 
     def _edge(self, of: str, edge: str, index: Expr) -> None:
         lin = self.space.lin

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.diagnostics import MaskcError
-from maskc.frontend import parse_file
+from maskc.frontend import parse_file, parse_text
 from maskc.ir.certificates import certificate, check, confirm, to_sympy
 from maskc.ir.fourier import Fact, refute, solve
 from maskc.ir.linear import Lin, Space
@@ -169,3 +169,15 @@ def test_canonical_forms_agree_with_sympy(a: Expr, b: Expr) -> None:
     space = Space()
     same = sympy.expand(to_sympy(space.canonical(a)) - to_sympy(space.canonical(b))) == 0
     assert (space.lin(a) == space.lin(b)) == same
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "input e : int per key where e[k - 1] <= e[k]\nmask m = k <= q < e[k]",
+        "input e : int per key where e[e[k] + 1] + e[2 * k] <= e[k]\nmask m = k <= q < e[k]",
+        "input doc : segments\ninput e : int per key where e[doc.end[k]] <= e[k]\nmask m = same(doc) and k <= q < e[k]",
+    ],
+)
+def test_facts_that_bring_in_ever_more_elements_come_to_an_end(text: str) -> None:
+    assert isinstance(prove(parse_text(text).masks[0]), Proven)
