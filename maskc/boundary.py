@@ -16,7 +16,7 @@ class BlockTable:
     block_kv: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class BoundaryVectors:
     """Masked rows of key k are [lts, lte) and [uts, ute) in either order, rows q < diag, and with `causal` rows q < k.
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm, executor
@@ -22,6 +23,7 @@ from maskc.runtime.executor import Call
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.plan import AttentionPlan, Spec
 from maskc.runtime.plan import plan as make_plan
+from maskc.runtime.remember import remembered
 from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of
 from maskc.runtime.schedule import STRATEGIES
 
@@ -271,23 +273,21 @@ def _process_group(peer: Peer) -> Any:
     return peer.group if peer.group is not None else torch.distributed.group.WORLD
 
 
-_unplanned: WeakKeyDictionary[Any, dict[tuple[object, ...], AttentionPlan]] = WeakKeyDictionary()
-
-
 def contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPlan:
     """The plan of the contiguous equal split; where the mask does not know its size, ranks add up their rows once."""
     if isinstance(spec, BoundaryVectors):
         return _contiguous(spec, peer.world, spec.nq, spec.nk)
-    known = _unplanned.setdefault(spec, {})
-    key = (_process_group(peer), q.shape[1], k.shape[1])
-    if key not in known:
-        sizes = comm.gather_numbers(peer, [q.shape[1], k.shape[1]], q.device, "the check at first use")
-        nq, nk = (sum(column) for column in zip(*sizes, strict=True))
-        known[key] = _contiguous(spec, peer.world, nq if spec.nq is None else spec.nq, nk if spec.nk is None else spec.nk)
-    return known[key]
+    return _contiguous_by_rows(spec, peer, q.shape[1], k.shape[1], q.device)
 
 
-@lru_cache(maxsize=32)
+@remembered
+def _contiguous_by_rows(spec: BoundMask, peer: Peer, rows: int, keys: int, device: torch.device) -> AttentionPlan:
+    sizes = comm.gather_numbers(peer, [rows, keys], device, "the check at first use")
+    nq, nk = (sum(column) for column in zip(*sizes, strict=True))
+    return _contiguous(spec, peer.world, nq if spec.nq is None else spec.nq, nk if spec.nk is None else spec.nk)
+
+
+@remembered
 def _contiguous(spec: Spec, world: int, nq: int, nk: int) -> AttentionPlan:
     return make_plan(spec, world_size=world, order="contiguous", nq=nq, nk=nk)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from maskc.runtime.comm import Exchange, Pair, Peer, Template
 from maskc.runtime.localize import localized
 from maskc.runtime.merge import Partial, empty, merge
 from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.remember import remembered
 from maskc.runtime.schedule import Route, Schedule, Step, routes
 
 
@@ -141,7 +141,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     return total[0].to(q.dtype), total[1]
 
 
-@lru_cache(maxsize=128)
+@remembered
 def _kernel_schedule(local: BoundaryVectors, backend: str, head_dim: int) -> tuple[Tensor, ...]:
     """The tables a backend makes of a mask, shared by the layers of a batch like the localized vectors themselves."""
     return ops.backend_module(backend).schedule(local, head_dim)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from math import gcd
 
@@ -22,6 +21,7 @@ import torch
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import error
 from maskc.runtime.layout import Layout, Range
+from maskc.runtime.remember import remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ def localize(
     return BoundaryVectors(row_map.length, nk, v.batch, v.heads, False, lts, lte, uts, ute, diag, blocks)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def localized(
     v: BoundaryVectors,
     rows: Layout,
     row_chunks: tuple[int, ...],
     keys: Layout,
     key_chunks: tuple[int, ...],
-    device: torch.device | None = None,
+    device: torch.device | None,
 ) -> BoundaryVectors:
     """`localize`, remembered per vectors object: all layers of one batch share the result."""
     return localize(v, rows, row_chunks, keys, key_chunks, device)

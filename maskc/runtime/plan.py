@@ -25,6 +25,7 @@ from maskc.runtime.layout import Layout, Range
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
 from maskc.runtime.plan_data import DataContract
+from maskc.runtime.remember import remembered
 from maskc.runtime.schedule import Schedule, make_schedule
 from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
 
@@ -452,7 +453,7 @@ def spec_name(spec: Spec) -> str:
     return "vectors" if isinstance(spec, BoundaryVectors) else spec.compiled.name
 
 
-@lru_cache(maxsize=256)
+@remembered
 def vectors_digest(v: BoundaryVectors) -> str:
     """Digest of what the mask hides: sizes, vectors, block table. Remembered per object (vectors are never changed)."""
     h = hashlib.sha256(repr((v.nq, v.nk, v.batch, v.heads, v.causal)).encode())
