@@ -373,6 +373,23 @@ def test_no_plan_means_the_contiguous_split(ranks: Pool) -> None:
     torch.testing.assert_close(torch.cat(ranks.run(2, without_a_plan), 1), out)
 
 
+def packed(rank: int, group: Any) -> tuple[Tensor, Tensor]:
+    """[T, H, D] in and out, lse [H, T]."""
+    spec = docs([17, 23])
+    p = plan(spec, group=group, chunk=4)
+    q, k, v = (p.shard(t[0], rank, 0) for t in tensors(Case(2, 40, 0))[:3])
+    return maskc.run(spec, q, k, v, group, plan=p, return_lse=True)  # type: ignore[return-value]
+
+
+def test_packed_tensors(ranks: Pool) -> None:
+    spec = docs([17, 23])
+    p = plan(spec, world_size=2, chunk=4)
+    out, lse = maskc.run(spec, *(t[0] for t in tensors(Case(2, 40, 0))[:3]), return_lse=True)
+    for rank, (mine, mine_lse) in enumerate(ranks.run(2, packed)):
+        torch.testing.assert_close(mine, p.shard(out, rank, 0))
+        torch.testing.assert_close(mine_lse, p.shard(lse, rank, 1))
+
+
 def unsharded(rank: int, group: Any) -> tuple[bool, bool]:
     p = plan(docs([5, 8]), group=group, chunk=2)
     x = torch.arange(26.0, dtype=torch.float64).view(1, 13, 2)

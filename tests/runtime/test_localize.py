@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import MaskcError
 from maskc.runtime import ops
 from maskc.runtime.layout import Layout, contiguous, even_bounds, zigzag, zigzag_documents
-from maskc.runtime.localize import RowMap, localize
+from maskc.runtime.localize import RowMap, localize, localized
 from maskc.runtime.plan_report import local_vectors
 from maskc.tiles import block_minmax
 
@@ -208,6 +210,22 @@ def test_worked_example(golden) -> None:
     row_map = RowMap.of(layout, (1, 4))
     xs = [0, 1, 2, 3, 4, 6, 8, 10, 16, 18, 20, 24, 10**9]
     assert row_map(torch.tensor(xs, dtype=torch.int32)).tolist() == [0, 0, 0, 0, 0, 2, 4, 4, 4, 6, 8, 8, 8]
+
+
+def test_local_masks_live_as_long_as_their_mask() -> None:
+    """All layers of a batch share one localized mask, and no cache keeps it beyond the batch."""
+    layout = contiguous(8, 2)
+    v = BoundaryVectors(8, 8, 1, 1, True)
+    local = localized(v, layout, (0,), layout, (0, 1), None)
+    assert localized(v, layout, (0,), layout, (0, 1), None) is local
+    assert localized(v, layout, (1,), layout, (0, 1), None) is not local
+    alive = weakref.ref(local)
+    del local
+    gc.collect()
+    assert alive() is not None
+    del v
+    gc.collect()
+    assert alive() is None
 
 
 def test_nothing_is_sent() -> None:
