@@ -203,10 +203,12 @@ def _data_lines(d: DataFacts) -> Iterator[str]:
     yield f"with these data: {shape}"
     yield f"    density  {d.density:.4f} ({d.visible} visible pairs)"
     total = max(1, sum(n for _, n in d.tiles))
-    counts = ", ".join(f"{n} {name} ({n / total:.0%})" for name, n in d.tiles)
+    counts = ", ".join(f"{n} {name} ({n / total:.1%})" for name, n in d.tiles)
     yield f"    tiles    {d.block[0]} x {d.block[1]}: {counts}"
     if d.picture:
         yield ""
+        if d.batch * d.heads > 1:
+            yield "    the first batch item and mask head:"
         yield from (f"    {line}".rstrip() for line in d.picture)
 
 
