@@ -145,17 +145,20 @@ def row(
         }
         if alone is not None:
             out[f"{direction}_rate_against_one"] = getattr(alone, direction) / sum(per_rank)
-    if samples:
+    if len(samples) >= 8:
         out["fit"] = fit(samples, v, p)
     return out
 
 
-def fit(samples: Sequence[tuple[int, float]], v: BoundaryVectors, p: AttentionPlan) -> dict[str, int]:
-    """Tile costs by least squares over the ranks' forward times."""
+def fit(samples: Sequence[tuple[int, float]], v: BoundaryVectors, p: AttentionPlan) -> dict[str, int] | str:
+    """Tile costs by least squares over the ranks' forward times, or why they cannot be told."""
     work = tile_work(v, p.rows, p.keys)
     rows_of = [list(p.rows.chunks_of(rank)) for rank, _ in samples]
     counts = [tuple(int(x[chunks].sum()) for x in (work.partial, work.unmasked, work.rows)) for chunks in rows_of]
-    return asdict(TileCosts.fit([(*c, seconds) for c, (_, seconds) in zip(counts, samples, strict=True)]))
+    try:
+        return asdict(TileCosts.fit([(*c, seconds) for c, (_, seconds) in zip(counts, samples, strict=True)]))
+    except ValueError as e:
+        return str(e)
 
 
 def line(r: dict[str, Any]) -> str:

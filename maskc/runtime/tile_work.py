@@ -35,11 +35,14 @@ class TileCosts:
         """Least squares over measured times: (partial, unmasked, non-empty tile rows, seconds) per sample.
 
         T = c0 + partial * a + unmasked * b + rows * c; the result is scaled so that an UNMASKED tile costs `unit`.
-        Times of forward and backward are fitted apart, or added first where one plan serves both.
+        Times of forward and backward are fitted apart, or added first where one plan serves both. Raises ValueError when
+        the times do not grow with the UNMASKED tiles.
         """
         table = np.array([[1, p, u, r] for p, u, r, _ in samples], dtype=np.float64)
         seconds = np.array([t for *_, t in samples], dtype=np.float64)
         _, a, b, c = np.linalg.lstsq(table, seconds, rcond=None)[0]
+        if not b > 0:
+            raise ValueError(f"the fitted time of an UNMASKED tile is {b} s; more or other samples are needed")
         return cls(max(1, round(unit * a / b)), unit, max(0, round(unit * c / b)))
 
 
