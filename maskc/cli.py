@@ -79,7 +79,7 @@ def compile_command(a: argparse.Namespace) -> int:
     request = driver.Request(a.target, options, a.inputs, a.head_dim, a.dtype, a.kernel, a.deterministic, a.block_q, a.block_kv)
     run = driver.Driver(driver.Job(request))
     if a.emit is None:
-        print(driver.build(run.job, a.out), end="")
+        print(driver.build(run, a.out), end="")
     elif a.out is not None:
         for path in run.write(driver.stage(a.emit), a.out):
             print(path)

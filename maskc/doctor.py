@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator
 
 from maskc import __version__
-from maskc.options import VARIABLES, Options
+from maskc.options import VARIABLES, Options, default_cache_dir
 
 HOPPER = (9, 0)
 
@@ -94,7 +94,8 @@ def _cache(options: Options) -> str:
 
 
 def _settings(options: Options) -> str:
-    changed = [f"MASKC_CHECK={options.check}"] if options.check else []
+    changed = [f"MASKC_CACHE_DIR={options.cache_dir}"] if options.cache_dir != default_cache_dir() else []
+    changed += [f"MASKC_CHECK={options.check}"] if options.check else []
     changed += [f"MASKC_DUMP_DIR={options.dump_dir}"] if options.dump_dir is not None else []
     changed += ["MASKC_TRACE=1"] if options.trace else []
     return ", ".join(changed) or f"all defaults ({', '.join(name for name, _ in VARIABLES)} are unset or as by default)"
@@ -103,13 +104,14 @@ def _settings(options: Options) -> str:
 def _backend() -> str:
     import torch
 
+    from maskc.codegen import nvrtc
+
     if not torch.cuda.is_available():
-        return "cpu, for torch sees no GPU; kernels can be compiled here, not run"
+        compiles = "compiled here, not run" if nvrtc.missing() is None else "neither compiled (no NVRTC) nor run here"
+        return f"cpu, for torch sees no GPU; kernels can be {compiles}"
     if torch.cuda.get_device_capability() != HOPPER:
         have = ".".join(map(str, torch.cuda.get_device_capability()))
         return f"flex for CUDA tensors (the kernels need compute capability 9.0, this GPU has {have}), cpu for CPU tensors"
-    from maskc.codegen import nvrtc
-
     if nvrtc.missing() is not None:
         return "cpu for CPU tensors; CUDA tensors need NVRTC or a folder for `maskc.load`"
     return "hopper for CUDA tensors, cpu for CPU tensors"

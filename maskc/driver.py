@@ -247,11 +247,15 @@ class Driver:
     times: list[tuple[str, float]] = field(default_factory=list)
 
     def outputs(self, wanted: Stage) -> list[Output]:
-        """The outputs of one stage. With a dump folder, every stage up to it is written there as NN-name[.kernel].ext."""
-        dump = self.job.request.options.dump_dir
+        """The outputs of one stage. With a dump folder, every stage up to it is written there as NN-name[.kernel].ext.
+
+        Under --check, stages on the way that have a check are made and checked as well.
+        """
+        dump, level = self.job.request.options.dump_dir, self.job.request.options.check
         outputs: list[Output] = []
         for number, current in enumerate(STAGES):
-            if current is not wanted and (dump is None or not self._possible(current)):
+            useful = dump is not None or (level > 0 and current.check is not None)
+            if current is not wanted and not (useful and self._possible(current)):
                 continue
             outputs = self._timed(current)
             if dump is not None:
@@ -269,6 +273,8 @@ class Driver:
         return self.job.compiled.warnings if "compiled" in vars(self.job) else ()
 
     def _possible(self, current: Stage) -> bool:
+        if current.name == "intervals":
+            return self.job.compiled.program is not None
         return current.needs != "data" or self.job.request.inputs is not None
 
     def _timed(self, current: Stage) -> list[Output]:
@@ -298,8 +304,10 @@ def write_outputs(folder: Path, stem: str, suffix: str, outputs: list[Output]) -
     return written
 
 
-def build(job: Job, folder: Path | None) -> str:
+def build(run: Driver, folder: Path | None) -> str:
     """Compile every kernel of a job, into a bundle where a folder is named; a line for each kernel."""
+    job = run.job
+    run.outputs(stage("cubin"))
     built = list(zip(job.kernels, job.cubins, strict=True))
     lines = []
     for kernel, cubin in built:

@@ -47,8 +47,13 @@ class Options:
 
 
 def _cache_dir(env: Mapping[str, str]) -> Path:
-    if own := env.get("MASKC_CACHE_DIR"):
-        return Path(own).expanduser()
+    own = env.get("MASKC_CACHE_DIR")
+    return Path(own).expanduser() if own else default_cache_dir(env)
+
+
+def default_cache_dir(env: Mapping[str, str] | None = None) -> Path:
+    """The folder of compiled kernels where MASKC_CACHE_DIR does not name one."""
+    env = os.environ if env is None else env
     if shared := env.get("XDG_CACHE_HOME"):
         return Path(shared) / "maskc"
     return Path(env.get("HOME") or Path.home()) / ".cache" / "maskc"

@@ -56,6 +56,14 @@ def test_explanation_with_data(golden: Callable[[str, str], None], capsys: pytes
     assert sum(told["data"]["tiles"].values()) == 1
 
 
+def test_a_build_is_dumped_and_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = tmp_path / "dump"
+    shown(capsys, "compile", "std:causal", "--kernel", "prep", "--dump-dir", str(dump), "--check", "2")
+    assert {p.name.split("-")[1].split(".")[0] for p in dump.iterdir()} == {
+        s.name for s in STAGES[: [s.name for s in STAGES].index("cubin") + 1] if s.needs != "data"
+    }
+
+
 def test_every_stage_can_be_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown(capsys, "compile", DOC_PREFIX, "--emit", "cubin", "-o", str(tmp_path / "out"), "--kernel", "prep", "--inputs", INPUTS,
           "--dump-dir", str(tmp_path / "dump"), "--check", "2")  # fmt: skip
