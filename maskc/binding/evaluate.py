@@ -55,6 +55,7 @@ from maskc.ir.nodes import (
     Size,
     StartOf,
 )
+from maskc.ir.normalize import NEGATED
 
 Number = int | Tensor
 Truth = bool | Tensor
@@ -98,7 +99,7 @@ class Frame:
                 combine = both if isinstance(p, And) == positive else _either
                 return reduce(combine, (self.truth(t, positive) for t in terms))
             case Compare(op, a, b):
-                return self._compare(op if positive else _OPPOSITE[op], self.value(a), self.value(b))
+                return self._compare(op if positive else NEGATED[op], self.value(a), self.value(b))
             case Same(of):
                 raise AssertionError(f"same({of}) reads a row and a key at once")
             case InSet(of, index):
@@ -300,7 +301,6 @@ def edge_table(child: SegmentTable, parent: SegmentTable | None, edge: Edge) -> 
 # ---------------------------------------------------------------- small things
 
 
-_OPPOSITE: dict[Op, Op] = {"<=": ">", "<": ">=", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
 _COMPARE: dict[Op, Callable[[Number, Number], Truth]] = {
     "<=": operator.le,
     "<": operator.lt,

@@ -43,7 +43,6 @@ from maskc.ir.nodes import (
     Mod,
     Mul,
     Not,
-    Op,
     Or,
     Pred,
     Row,
@@ -54,6 +53,7 @@ from maskc.ir.nodes import (
     Size,
     StartOf,
 )
+from maskc.ir.normalize import NEGATED
 from maskc.ir.traverse import walk
 
 # Nodes whose value comes from memory, or differs between mask heads.
@@ -184,7 +184,6 @@ def _slot(decl: InputDecl) -> Slot:
 
 # ---------------------------------------------------------------- text
 
-_NEGATED: dict[Op, Op] = {"<=": ">", "<": ">=", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
 _SUM, _PRODUCT, _ATOM = 0, 1, 2  # binding strength of the text of an expression
 _OR, _AND, _TEST = 0, 1, 2  # and of a predicate
 _PLACES = {"nq": "in.nq", "nk": "in.nk", "k": "key"}
@@ -381,7 +380,7 @@ class _Emitter:
             case BoolField(name=name, index=index):
                 return f"{'' if want else '!'}{self._field(name, index)}.value", _TEST
             case Compare(op=op, a=a, b=b):
-                test = f"{self._value(a)} {op if want else _NEGATED[op]} {self._value(b)}"
+                test = f"{self._value(a)} {op if want else NEGATED[op]} {self._value(b)}"
                 inside = [t for t in _unique([*self._inside(a), *self._inside(b)]) if t not in self._known]
                 return (" && ".join([*inside, test]), _AND) if inside else (test, _TEST)
             case InSet(of=of, index=index):

@@ -66,7 +66,6 @@ class Lin:
 
 
 ZERO = Lin(0)
-ONE = Lin(1)
 
 
 def combine(parts: Iterable[tuple[int, Lin]]) -> Lin:

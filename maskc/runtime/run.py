@@ -156,8 +156,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise error("M503", f"q, k and v have different batch sizes: {shapes}")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
         raise error("M503", f"k and v differ in keys or heads: {shapes}")
-    if q.shape[3] != k.shape[3]:
-        raise error("M503", f"q and k differ in head dim: {shapes}")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise error("M503", f"q and k {'differ in head dim' if k.shape[3] != q.shape[3] else 'have head dim 0'}: {shapes}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise error(
             "M506",
