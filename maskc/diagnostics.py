@@ -49,6 +49,9 @@ class Span:
         return f"{self.source.path}:{line}:{col}"
 
 
+_WIDEST = 160  # characters of a source line that are shown
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
     """One error or warning. `notes` are (label, text) lines such as ("example", "kind = 0 1 0: ...")."""
@@ -69,7 +72,7 @@ class Diagnostic:
         out = [f"{kind}[{self.code}]: {self.message}"]
         if self.span is not None:
             line, col = self.span.source.line_col(self.span.start)
-            text = self.span.source.line(line)
+            text, col = _around(self.span.source.line(line), col)
             width = max(1, min(self.span.end - self.span.start, len(text) - col + 1))
             gutter = " " * len(str(line))
             pad = "".join("\t" if c == "\t" else " " for c in text[: col - 1])
@@ -87,6 +90,15 @@ class Diagnostic:
             end_line, end_col = self.span.source.line_col(self.span.end)
             place = {"file": self.span.source.path, "line": line, "col": col, "end_line": end_line, "end_col": end_col}
         return {"code": self.code, "message": self.message, **place, "notes": [list(n) for n in self.notes], "help": self.help}
+
+
+def _around(line: str, col: int) -> tuple[str, int]:
+    """What is shown of a line, and where its column `col` is in that: of a long line the part that holds the column."""
+    if len(line) <= _WIDEST:
+        return line, col
+    first = max(0, min(col - 1 - _WIDEST // 2, len(line) - _WIDEST))
+    head, tail = "..." if first else "", "..." if first + _WIDEST < len(line) else ""
+    return head + line[first : first + _WIDEST] + tail, col - first + len(head)
 
 
 class MaskcError(Exception):

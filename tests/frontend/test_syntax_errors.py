@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from maskc.diagnostics import MaskcError
 from maskc.frontend import parse_text
 from tests.frontend.marked import assert_errors, errors_of
 
@@ -144,3 +145,12 @@ def test_several_declarations_on_one_line() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing", "  # nothing\n\n"])
 def test_an_empty_file_has_no_masks(text: str) -> None:
     assert parse_text(text).masks == ()
+
+
+def test_of_a_long_line_the_part_at_fault_is_shown() -> None:
+    many = " and ".join(f"q != {i}" for i in range(60))
+    with pytest.raises(MaskcError) as caught:
+        parse_text(f"mask m = {many} and foo and {many}")
+    *_, line, carets, _ = str(caught.value).splitlines()
+    assert len(line) < 180
+    assert line[carets.index("^") : carets.rindex("^") + 1] == "foo"
