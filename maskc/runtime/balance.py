@@ -40,6 +40,8 @@ THOROUGH = Effort(gap_ppm=0, splits=100_000, nodes=400_000)
 PARTNER_BATCH = 4
 COVER_WIDTH = 60_000
 COVER_FAILURES = 60
+FIRST_NODES = 1500
+"""Nodes of the first search for a target; later ones get more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,7 @@ class _Search:
 
     def _cover_all(self) -> None:
         problem = CoverProblem(self.weights, self.k)
-        limit = 1500
+        limit = min(FIRST_NODES, self.nodes // 3)  # a small budget is not spent on the first target alone
         target = self._first_target(problem)
         while self.nodes > 0 and self.peak > self.goal:
             found = problem.search(target, min(limit, self.nodes), self.rng)
@@ -262,7 +264,7 @@ class _Search:
         return self.proven
 
     def _cover_some(self, m: int) -> None:
-        failures, limit = 0, 1500
+        failures = 0
         while self.nodes > 0 and self.peak > self.goal and failures < COVER_FAILURES:
             ranks = self._team(m)
             items = np.sort(self.groups[ranks].ravel())
@@ -270,7 +272,7 @@ class _Search:
             if target >= self.peak:
                 failures, self.nodes = failures + 1, self.nodes - 100
                 continue
-            found = CoverProblem(self.weights[items], self.k).search(target, min(limit, self.nodes), self.rng)
+            found = CoverProblem(self.weights[items], self.k).search(target, min(FIRST_NODES, self.nodes), self.rng)
             self.nodes -= max(found.nodes, 100)
             if found.groups is None:
                 failures += 1
