@@ -4,6 +4,7 @@
 #   make kernels   compile every covering kernel variant with NVRTC and read its SASS
 #   make fuzz      long randomised comparisons with the oracle
 #   make dist      many-process runs
+#   make browser   use the pages in headless Chromium, which must be installed (apt-get install chromium)
 #   make bench     the compiler's speed table
 #   make format    let ruff format and mend the sources
 #   make clean     remove what the targets above made, but for the virtual environment
@@ -17,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11 python,\
   $(shell $(p) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
 
-.PHONY: demo test lint kernels fuzz dist bench format clean
+.PHONY: demo test lint kernels fuzz dist browser bench format clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/installed-cuda
@@ -37,6 +38,10 @@ kernels dist: $(VENV)/installed-dev
 
 fuzz: $(VENV)/installed-dev
 	$(PYTEST) -n $(WORKERS) --maxprocesses 8 -m fuzz --hypothesis-profile fuzz
+
+browser: $(VENV)/installed-dev
+	@$(PIP) --editable '.[browser]'
+	$(PYTEST) -m browser
 
 bench: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.compiler

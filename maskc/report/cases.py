@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from maskc.binding.bind import bind
 from maskc.binding.bound import BoundInputs, BoundMask
 from maskc.boundary import BoundaryVectors
+from maskc.compiled import CompiledMask
 from maskc.explain import explain
 from maskc.pictures import VECTOR_NAMES, tile_counts, visible_pairs
 from maskc.report.encode import runs
+from maskc.report.gallery import EXAMPLES, Example, example
 from maskc.report.plans import communication, localization, plans
 from maskc.report.predicate import Json, predicate
+from maskc.targets import load
 from maskc.tiles import block_minmax, classify
 
 SLICES = 4
@@ -28,12 +32,16 @@ TOKENS_WITHOUT_DATA = 128
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a page is to show: a bound mask, and if given the same mask at a training length for balance and transfers."""
+    """What a page is to show: a bound mask with its name and the group it is listed in.
+
+    scaled: the same mask at a training length, for balance and transfers. planned: whether to show those at all.
+    """
 
     name: str
     group: str
     bound: BoundMask
     scaled: BoundMask | None = None
+    planned: bool = True
 
 
 def case(subject: Subject, tick: Callable[[str], None] = lambda _: None) -> dict[str, Json]:
@@ -50,7 +58,7 @@ def case(subject: Subject, tick: Callable[[str], None] = lambda _: None) -> dict
             counts[f"{block[0]}x{block[1]}"] = [n for _, n in sorted(tile_counts(classify(v, *block)).items())]
     shown = [slice_data(bound, v, b, h, tuple(parse_size(s) for s in counts)) for b, h in _slices(v)]
     tick(f"{subject.name}: plans")
-    scaled = (subject.scaled or bound).vectors()
+    scaled = v if subject.scaled is None else subject.scaled.vectors()
     return {
         "name": subject.name,
         "group": subject.group,
@@ -71,8 +79,8 @@ def case(subject: Subject, tick: Callable[[str], None] = lambda _: None) -> dict
         "tile": f"{sizes[default_size(sizes)][0]}x{sizes[default_size(sizes)][1]}",
         "slices": list(shown),
         "local": localization(v),
-        "plan": plans(scaled),
-        "comm": communication(scaled),
+        "plan": plans(scaled) if subject.planned else None,
+        "comm": communication(scaled) if subject.planned else None,
     }
 
 
@@ -171,17 +179,13 @@ def _inputs(bound: BoundMask, item: int, head: int) -> Json:
     return out
 
 
-def standard(unit: int, names: tuple[str, ...] | None = None) -> Iterator[Subject]:
-    """The standard masks with their examples; `unit` > 1 adds each at unit times the length."""
-    from maskc.report.gallery import EXAMPLES, example
-    from maskc.targets import load
-
+def standard(unit: int = 1, names: tuple[str, ...] | None = None) -> Iterator[Subject]:
+    """The standard masks with their examples; with `unit` > 1 planned at unit times that length, else not planned."""
     for name in names or tuple(EXAMPLES):
         compiled = load(f"std:{name}")
-        small, large = example(name), example(name, unit)
-        yield Subject(
-            name,
-            "standard",
-            compiled.bind(nq=small.nq, nk=small.nk, **small.inputs),  # type: ignore[arg-type]
-            compiled.bind(nq=large.nq, nk=large.nk, **large.inputs) if unit > 1 else None,  # type: ignore[arg-type]
-        )
+        small, large = (_bind(compiled, example(name, u)) for u in (1, unit))
+        yield Subject(name, "standard", small, large, planned=unit > 1)
+
+
+def _bind(compiled: CompiledMask, e: Example) -> BoundMask:
+    return bind(compiled, nq=e.nq, nk=e.nk, batch=None, validate=True, inputs=e.inputs)

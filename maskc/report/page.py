@@ -45,7 +45,7 @@ def asset(name: str) -> str:
 
 def as_json(data: Json) -> str:
     """JSON that may stand inside a <script> element."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/").replace("<!--", "<\\!--")
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 @cache

@@ -12,11 +12,11 @@ from maskc.boundary import BoundaryVectors
 from maskc.report.encode import ranks, runs
 from maskc.report.predicate import Json
 from maskc.runtime.balance import RUN_TIME, Assignment, balance, greedy
-from maskc.runtime.layout import Layout, even_bounds
+from maskc.runtime.layout import Layout, even_bounds, usual_owners
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.node_balance import Problem, Traffic, by_blocks, by_swaps, swap_traffic
 from maskc.runtime.plan import NODE_EPSILON, plan
-from maskc.runtime.tile_work import TileCosts, tile_size, tile_work
+from maskc.runtime.tile_work import TileCosts, TileWork, tile_size, tile_work
 from maskc.tiles import TileClass, classify
 
 Ints = NDArray[np.int64]
@@ -25,8 +25,24 @@ CHUNKS_A_RANK = 4
 PLAN_RANKS = (2, 4, 8, 16)
 PLAN_CHUNKS = (2, 4, 8)
 """kappa: chunks a rank."""
+USUAL = {"contiguous": "contiguous", "zigzag": "dual chunk"}
 WORLD, NODES = 8, 2
 """Ranks and nodes of the time line."""
+
+
+class Works:
+    """Tile work of one mask by chunk edges, each worked out once."""
+
+    def __init__(self, v: BoundaryVectors) -> None:
+        self.v = v
+        self._made: dict[int, TileWork] = {}
+
+    def of(self, chunk: int) -> TileWork:
+        """For row chunks, and key chunks, of this many tokens."""
+        if chunk not in self._made:
+            rows, keys = (_plain(n, chunk) for n in (self.v.nq, self.v.nk))
+            self._made[chunk] = tile_work(self.v, rows, keys)
+        return self._made[chunk]
 
 
 def localization(v: BoundaryVectors) -> dict[str, Json]:
@@ -34,26 +50,26 @@ def localization(v: BoundaryVectors) -> dict[str, Json]:
     out: dict[str, Json] = {}
     for world in LOCAL_RANKS:
         chunk = chunk_size(v.nq, world * CHUNKS_A_RANK)
-        if v.nq < world or -(-v.nq // chunk) < world:
+        if -(-v.nq // chunk) < world:
             continue
         p = plan(v, world_size=world, chunk=chunk)
         out[str(world)] = {
             "bounds": runs(p.rows.bounds),
             "owner": ranks(p.rows.owner),
             "loads": list(p.parts[0].workloads),
-            "tile": list(p.tile),
         }
     return out
 
 
 def plans(v: BoundaryVectors) -> dict[str, Json]:
     """Chunk workloads and assignments for every choice of ranks and chunks a rank; keys are "P,kappa"."""
+    works = Works(v)
     options: dict[str, Json] = {}
     for world in PLAN_RANKS:
         for kappa in PLAN_CHUNKS:
             bounds = even_bounds(v.nq, chunk_size(v.nq, world * kappa))
             if -(-(len(bounds) - 1) // world) == kappa:
-                options[f"{world},{kappa}"] = _assignments(v, world, kappa, bounds)
+                options[f"{world},{kappa}"] = _assignments(works, world, kappa, bounds)
     return {"nq": v.nq, "nk": v.nk, "epsilon": NODE_EPSILON, "options": options}
 
 
@@ -64,24 +80,24 @@ def chunk_size(n: int, chunks: int) -> int:
     return -(-size // unit) * unit
 
 
-def _assignments(v: BoundaryVectors, world: int, kappa: int, bounds: tuple[int, ...]) -> Json:
+def _plain(n: int, chunk: int) -> Layout:
+    bounds = even_bounds(n, chunk)
+    return Layout(1, bounds, (0,) * (len(bounds) - 1))
+
+
+def _assignments(works: Works, world: int, kappa: int, bounds: tuple[int, ...]) -> Json:
     count = len(bounds) - 1
-    rows = Layout(world, bounds, tuple(i // kappa for i in range(count)))
-    keys = rows if v.nq == v.nk else Layout(world, even_bounds(v.nk, bounds[1]), (0,) * -(-v.nk // bounds[1]))
-    work = tile_work(v, rows, keys)
+    work = works.of(bounds[1])
     loads = work.cost(TileCosts())
     weights = loads.tolist()
     nodes = NODES if world >= 2 * NODES else 1
     first = balance(weights, world)
-    ways: dict[str, Ints] = {
-        "contiguous": np.arange(count, dtype=np.int64) // kappa,
-        "dual chunk": dual_chunk(count, world, kappa),
-        "heap": _owners(greedy(weights, world)),
-        "LPT": _owners(balance(weights, world, pairs=False)),
-        "stage 1": _owners(first),
-    }
+    ways: dict[str, Ints] = {USUAL[n]: np.array(o, dtype=np.int64) for n, o in usual_owners(count, world).items()}
+    ways["heap"] = _owners(greedy(weights, world))
+    ways["LPT"] = _owners(balance(weights, world, pairs=False))
+    ways["stage 1"] = _owners(first)
     traffic = None
-    if v.nq == v.nk:
+    if works.v.nq == works.v.nk:
         sizes = np.diff(np.array(bounds, dtype=np.int64)).astype(np.int64)
         traffic = Traffic(sizes, ((1, work.need),))
         if nodes > 1:
@@ -103,12 +119,6 @@ def _assignments(v: BoundaryVectors, world: int, kappa: int, bounds: tuple[int, 
             for name, owner in ways.items()
         },
     }
-
-
-def dual_chunk(count: int, world: int, kappa: int) -> Ints:
-    """Zigzag: rank r owns pieces r and 2 * world - 1 - r of 2 * world, a piece being kappa / 2 chunks."""
-    piece = np.arange(count, dtype=np.int64) // (kappa // 2)
-    return np.minimum(piece, 2 * world - 1 - piece)
 
 
 def _owners(a: Assignment) -> Ints:

@@ -20,13 +20,11 @@ function openCase(number) {
 function openSliceOf(number) {
   state.slice = number;
   slice = openSlice(current, number);
-  state.cell = null;
+  state.cell = [Math.floor(slice.nq * 0.6), heldKey(slice, Math.floor(slice.nk * 0.55))]; // an example to begin with
   local.key = null;
   showLegend();
   chooseTile();
   openLocal();
-  showCell();
-  markSource(0, 0);
 }
 
 function chooseTile() {
@@ -35,13 +33,13 @@ function chooseTile() {
   showMask();
   showCounts();
   selectBlock(state.block, false);
-  if (state.cell) showCell();
+  showCell();
 }
 
 function showWords() {
   const shape = `${count(current.nq)} rows × ${count(current.nk)} keys${current.batch > 1 ? `, batch ${current.batch}` : ""}${current.heads > 1 ? `, ${current.heads} mask heads` : ""}`;
   const cells = current.nq * current.nk * current.batch * current.heads;
-  byId("summary").textContent = `${current.verdict}; ${shape}; ${percent(current.visible / Math.max(1, cells))} of the cells are visible`;
+  byId("summary").textContent = `${current.verdict}; ${shape}; ${percent(current.visible / Math.max(1, cells))} of the cells are visible${current.slices[0].stride > 1 ? `; this page holds one key in ${current.slices[0].stride}` : ""}`;
   const indented = (line) => html("li", { style: `padding-left:${1.4 + 0.6 * (line.length - line.trimStart().length)}em;text-indent:-1.4em` }, line.trimStart());
   byId("rows").replaceChildren(...current.rows.map(indented));
   byId("needs").replaceChildren(...(current.needs.length ? [html("h3", {}, "Where the data"), html("ul", { class: "words" }, ...current.needs.map((line) => html("li", {}, line)))] : []));
@@ -95,11 +93,11 @@ function keys(event) {
     const by = (size, held) => (event.shiftKey ? size : Math.max(coarse, held));
     if (onGlobal) setColumn(local.key + dk * by(state.tile[1], slice.stride));
     else {
-      const [q, k] = state.cell || [-dq * by(state.tile[0], 1), -dk * by(state.tile[1], slice.stride)];
+      const [q, k] = state.cell;
       setCell(q + dq * by(state.tile[0], 1), k + dk * by(state.tile[1], slice.stride));
     }
   }
-  if ((event.key === "Enter" || event.key === " ") && onMask && state.cell) {
+  if ((event.key === "Enter" || event.key === " ") && onMask) {
     event.preventDefault();
     selectBlock(Math.floor(state.cell[0] / state.tile[0]));
   }

@@ -100,7 +100,6 @@ function setCell(q, k) {
 }
 
 function showCross() {
-  if (!state.cell) return;
   const [q, k] = state.cell, w = Math.max(scale, 1.5);
   const x = k * scale, y = q * scale, width = slice.nk * scale, height = slice.nq * scale;
   byId("cross").setAttribute("d", `M0 ${px(y + w / 2)}H${px(x)}M${px(x + w)} ${px(y + w / 2)}H${px(width)}M${px(x + w / 2)} 0V${px(y)}M${px(x + w / 2)} ${px(y + w)}V${px(height)}${box(x, y, w, w)}`);
@@ -118,10 +117,6 @@ function showBand() {
 
 function showCell() {
   const card = byId("cell");
-  if (!state.cell) {
-    card.replaceChildren(html("p", { class: "quiet" }, "Point at a cell of the mask to see why a row sees a key, or does not."));
-    return;
-  }
   const [q, k] = state.cell, [bq, bkv] = state.tile, i = Math.floor(q / bq), j = Math.floor(k / bkv);
   const masked = isMasked(slice, q, k), cls = tileClass(slice, i, j, bq, bkv);
   const head = html("h4", {}, `row ${count(q)}, key ${count(k)}: ${masked ? "masked" : "visible"}`);
@@ -181,7 +176,7 @@ function leaves(node) {
 function markSource(q, k) {
   const text = current.source, pre = byId("source");
   let marks = [];
-  if (state.cell && slice.inputs) {
+  if (slice.inputs) {
     const env = { nq: slice.nq, nk: slice.nk, ...slice.inputs }, at = { q, k, h: slice.head };
     marks = leaves(current.predicate).filter((n) => n.at).map((n) => ({ a: n.at[0], b: n.at[1], yes: holds(n, env, at) }));
     marks.sort((x, y) => x.a - y.a);

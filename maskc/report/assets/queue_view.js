@@ -30,15 +30,15 @@ function entries() {
 }
 
 function showQueue() {
-  const all = entries(), shown = all.slice(0, COLUMNS), W = 78, LEFT = 236, H = 64, root = svg("svg", {});
+  const all = entries(), shown = all.slice(0, COLUMNS), narrow = room(byId("roles")) < 600, W = shown.some((t) => t.last !== t.block) ? 134 : 78, LEFT = narrow ? 96 : 236, H = 64, root = svg("svg", {});
   const [bq, bkv] = state.tile, r0 = state.block * bq, r1 = Math.min(slice.nq, r0 + bq), queued = shown.filter((t) => t.cls !== SKIP);
   const width = LEFT + W * (shown.length + 2) + 10, height = 3 * H + 46;
   for (const [name, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `queue of Q block ${state.block}` })) root.setAttribute(name, value);
-  root.append(svg("text", { x: LEFT, y: 16, class: "quiet" }, "KV blocks from right to left: time runs this way →"));
+  root.append(svg("text", { x: LEFT, y: 16, class: "quiet" }, narrow ? "right to left →" : "KV blocks from right to left: time runs this way →"));
   ROLES.forEach(([role, duty], lane) => {
     const y = 34 + lane * H;
     root.append(svg("path", { d: `M0 ${y - 4}H${width}`, stroke: "var(--line)" }));
-    root.append(svg("text", { x: 0, y: y + 23, style: "font-weight:620;font-size:15px" }, role), svg("text", { x: 0, y: y + 42, class: "quiet" }, duty));
+    root.append(...(narrow ? narrowRole(role, y) : [svg("text", { x: 0, y: y + 23, style: "font-weight:620;font-size:15px" }, role), svg("text", { x: 0, y: y + 42, class: "quiet" }, duty)]));
   });
   root.append(svg("path", { d: `M0 ${34 + 3 * H - 4}H${width}`, stroke: "var(--line)" }));
   let ready = 0; // a block is loaded after it is queued, and used after it is loaded
@@ -63,6 +63,7 @@ function showQueue() {
   byId("queue-words").textContent = `${count(tally[UNMASKED])} UNMASKED and ${count(tally[PARTIAL])} PARTIAL blocks are queued, ${count(tally[SKIP])} SKIP blocks are dropped.${empty}${rest} Widths are not times.`;
 }
 
+const narrowRole = (role, y) => [role.slice(0, role.lastIndexOf(" ")), role.slice(role.lastIndexOf(" "))].map((text, i) => svg("text", { x: 0, y: y + 22 + 17 * i, style: "font-weight:620" }, text));
 const maskNote = (tests) => (tests.join(" ").length <= 11 ? `test ${tests.join(" ")}` : "row mask");
 const blockName = (t) => (t.last === t.block ? count(t.block) : `${count(t.block)}–${count(t.last)}`);
 
