@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -48,16 +48,16 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     info: dict[str, Any] = {}
     cells = [(name, seqlen) for seqlen in args.seqlens for name in args.masks or NAMES]
-    for reply in _run_cells(cells, args, deadline):
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    for reply in _run_cells(cells, args, deadline):  # written after every cell: what is measured stays
         rows += reply.get("rows", [])
         info.update(reply.get("info", {}))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
+        args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
     print(table(rows))
     return 0
 
 
-def _run_cells(cells: list[tuple[str, int]], args: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
+def _run_cells(cells: list[tuple[str, int]], args: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
     """Compile in parallel, time one by one. A worker that fails or hangs costs its own cell only."""
     options = ["--heads", str(args.heads), "--head-dim", str(args.head_dim), "--rounds", str(args.rounds), "--peers", *args.peers]
     if args.kv_heads:
@@ -86,18 +86,16 @@ def _run_cells(cells: list[tuple[str, int]], args: argparse.Namespace, deadline:
             ready.append((label, process))
         else:
             print(f"{label}: failed while compiling: {_tail(process)}", flush=True)
-    replies = []
     for label, process in ready:
         assert process.stdin is not None
         process.stdin.write("time\n")
         process.stdin.flush()
         line = _read_line(process.stdout, deadline, process)
         if line.startswith("{"):
-            replies.append(json.loads(line))
+            yield json.loads(line)
         else:
             print(f"{label}: failed while timing: {_tail(process)}", flush=True)
         process.wait(timeout=30)
-    return replies
 
 
 def _read_line(stream: IO[str] | None, deadline: float, process: subprocess.Popen[str]) -> str:
