@@ -42,11 +42,12 @@ def main() -> int:
     args = parser.parse_args()
     if args.worker:
         return _worker(args)
+    from benchmarks.digest import digest
     from benchmarks.masks import NAMES
 
     deadline = time.monotonic() + args.timeout
     rows: list[dict[str, Any]] = []
-    info: dict[str, Any] = {}
+    info: dict[str, Any] = {"digest": digest()}
     cells = [(name, seqlen) for seqlen in args.seqlens for name in args.masks or NAMES]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for reply in _run_cells(cells, args, deadline):  # written after every cell: what is measured stays
@@ -148,14 +149,14 @@ def _worker(args: argparse.Namespace) -> int:
             print(f"{peer.name} cannot do {name}: {type(problem).__name__}: {str(problem)[:200]}", file=sys.stderr)
             peers.remove(peer)
         torch.cuda.empty_cache()
+    exact = density(case)
     print("ready", file=reply_to, flush=True)
     if sys.stdin.readline().strip() != "time":
         return 1
-    exact = density(case)
     rows = _time_peers(peers, prepared, case, batch, kv_heads, args)
     for row in rows:
         row.update(extra[row["peer"]], density=exact)
-    info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "nvrtc": _nvrtc(), "digest": _digest()}
+    info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "nvrtc": _nvrtc()}
     print(json.dumps({"info": info, "rows": rows}), file=reply_to, flush=True)
     return 0
 
@@ -164,12 +165,6 @@ def _nvrtc() -> str:
     from cuda.bindings import nvrtc
 
     return ".".join(str(n) for n in nvrtc.nvrtcVersion()[1:])
-
-
-def _digest() -> str:
-    from benchmarks.digest import digest
-
-    return digest()
 
 
 def _tensors(layout: str, batch: int, seqlen: int, heads: int, kv_heads: int, dim: int) -> tuple[Any, Any, Any, Any]:
