@@ -119,9 +119,16 @@ def check_command(a: argparse.Namespace) -> int:
 
 
 def explain_command(a: argparse.Namespace) -> int:
-    """`maskc explain`: a mask in words, or a code."""
+    """`maskc explain`: a mask in words, as a page, or a code."""
     from maskc.codes import explain_code, is_code
 
+    if a.html is not None:
+        from maskc.report.write import write_explain
+
+        print(write_explain(a.html, a.target, a.inputs, a.gallery))
+        return OK
+    if a.target is None:
+        raise error("M540", "explain needs a mask or a code; --gallery goes with --html FILE")
     if is_code(a.target):
         print(explain_code(a.target))
         return OK
@@ -145,6 +152,26 @@ def bench_command(a: argparse.Namespace) -> int:
     report = bench(load(a.target), read_inputs(a.inputs), setting)
     print(json.dumps(report.as_json(), indent=2) if a.json else report.render())
     return OK
+
+
+def diff_command(a: argparse.Namespace) -> int:
+    """`maskc diff`: whether two masks are the same; status 1 where they are not."""
+    from maskc.diff import compare
+    from maskc.targets import load
+
+    found = compare(load(a.first), load(a.second), (a.first, a.second), a.inputs)
+    print(json.dumps(found.as_json(), indent=2) if a.json else found.render())
+    return WRONG_MASK if found.outcome == "different" or (a.strict and found.outcome == "undecided") else OK
+
+
+def fuzz_command(a: argparse.Namespace) -> int:
+    """`maskc fuzz`: a mask on random inputs in every way it can run; status 1 where one is wrong."""
+    from maskc.fuzz import fuzz
+    from maskc.targets import load
+
+    report = fuzz(load(a.target), cases=a.cases, largest=a.largest, seed=a.seed)
+    print(json.dumps(report.as_json(), indent=2) if a.json else report.render())
+    return WRONG_MASK if report.failure is not None else OK
 
 
 def fmt_command(a: argparse.Namespace) -> int:
@@ -242,6 +269,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compile(commands)
     _add_check(commands)
     _add_explain(commands)
+    _add_diff(commands)
+    _add_fuzz(commands)
     _add_fmt(commands)
     _add_plan(commands)
     _add_bench(commands)
@@ -286,8 +315,10 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = _command(commands, "explain", explain_command, "say in words what a mask means, or what a code such as M301 means")
-    parser.add_argument("target", metavar="FILE[:MASK]|CODE", help="a .mask file, one mask of it, std:NAME, or a code")
+    parser.add_argument("target", nargs="?", metavar="FILE[:MASK]|CODE", help="a .mask file, one mask of it, std:NAME, or a code")
     parser.add_argument("--inputs", metavar="JSON", type=Path, help="data of one batch: adds density, tiles and a picture")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page to look at instead: tiles, queue, ranks, balance")
+    parser.add_argument("--gallery", action="store_true", help="with --html: the standard masks, planned at 32K tokens")
     parser.add_argument("--json", action="store_true", help="machine-readable explanation")
     _add_tile(parser)
 
@@ -302,6 +333,24 @@ def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="element type (default bf16)")
     parser.add_argument("--batch", metavar="N", type=_positive, default=1, help="batch items, where the data are of one")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    parser.add_argument("--json", action="store_true", help="machine-readable report")
+
+
+def _add_diff(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "diff", diff_command, "whether two masks are the same, and the first cell where they differ")
+    parser.add_argument("first", metavar="FILE[:MASK]")
+    parser.add_argument("second", metavar="FILE[:MASK]")
+    parser.add_argument("--inputs", metavar="JSON", type=Path, help="compare on the data of one batch")
+    parser.add_argument("--strict", action="store_true", help="masks that are not proved equal end with status 1")
+    parser.add_argument("--json", action="store_true", help="machine-readable report")
+
+
+def _add_fuzz(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = _command(commands, "fuzz", fuzz_command, "run a mask on random inputs in every way, against dense attention")
+    parser.add_argument("target", metavar="FILE[:MASK]")
+    parser.add_argument("--cases", metavar="N", type=_positive, default=40, help="random inputs (default 40)")
+    parser.add_argument("--largest", metavar="N", type=_positive, default=24, help="largest number of rows (default 24)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="another seed, other inputs (default 0)")
     parser.add_argument("--json", action="store_true", help="machine-readable report")
 
 

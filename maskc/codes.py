@@ -18,6 +18,7 @@ TABLES: tuple[str, ...] = (
     "maskc.binding.codes",
     "maskc.convert.codes",
     "maskc.codes",
+    "maskc.integrations.codes",
     "maskc.codegen.codes",
     "maskc.runtime.codes",
 )
@@ -63,6 +64,11 @@ maskc reads MASKC_CACHE_DIR and MASKC_DUMP_DIR (folders), MASKC_CHECK (0, 1 or 2
     "M545": """There is no code of this name
 
 `maskc explain` takes a .mask file or one of the codes that an error message shows in brackets, such as M301.
+""",
+    "M550": """Two masks declare one input differently
+
+`maskc diff` compares masks on the same inputs, so a name means one thing in both: the same kind, `per`, `within` and block
+size. Their facts may differ; masks are compared where both hold.
 """,
     "M599": """An internal error: maskc did something its authors did not foresee
 
