@@ -184,7 +184,7 @@ class _Binder:
         if number.shape[0] == 1 and self.device.type == "cpu":
             self.scalars[decl.name] = int(number)
         else:
-            self.scalars[decl.name] = number
+            self.scalars[decl.name] = _own(number, value)
 
     def _take_vector(self, decl: InputDecl, value: object) -> None:
         what = Named(f"input `{decl.name}`", decl.span)
@@ -219,7 +219,7 @@ class _Binder:
                 return  # its segments were refused
         if decl.sorted:
             check_sorted(decl, vector, count, self.checks)
-        self.vectors[decl.name] = vector.contiguous()
+        self.vectors[decl.name] = _own(vector.contiguous(), value)
 
     def _each_its_own(self, decl: InputDecl, lengths: list[int], table: SegmentTable) -> None:
         """Lists of unequal lengths: each batch item has as many values as segments."""
@@ -355,6 +355,12 @@ def _filled(fn: MaskFn, sets: Mapping[str, SegmentTable], name: str) -> Tensor:
 
     parent = fn.input(name).within
     return inside(sets[name]).amin() if parent is None else (inside(sets[parent]) - inside(sets[name])).amax()
+
+
+def _own(t: Tensor, value: object) -> Tensor:
+    """A tensor that shares no memory with what the user gave: a buffer that is filled anew must not change what was checked."""
+    shared = isinstance(value, Tensor) and t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+    return t.clone() if shared else t
 
 
 def _element(what: Named, at: tuple[int, ...], shape: torch.Size, rule: str) -> Diagnostic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,24 @@ def test_vectors_per_head_and_batch() -> None:
     assert torch.equal(vectors.lts, evict.clamp(max=8).int())
     shared = mask.bind(evict=evict[:1, :1], nq=8, batch=2).vectors()
     assert (shared.batch, shared.heads) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "wrap"),
+    [
+        ("std:random_eviction", "evict", torch.full((5,), 9, dtype=torch.int32), lambda t: t),
+        ("std:sliding_window", "window", torch.tensor([5, 5], dtype=torch.int32), lambda t: t),
+        ("std:doc_causal", "doc", torch.tensor([5], dtype=torch.int32), lambda t: segments(lengths=t)),
+        ("std:doc_causal", "doc", torch.tensor([[0, 5]], dtype=torch.int32), lambda t: segments(ranges=t)),
+    ],
+)
+def test_a_buffer_may_be_filled_anew(name: str, key: str, value: torch.Tensor, wrap: Callable[[torch.Tensor], object]) -> None:
+    """What was checked is what runs, whatever becomes of the tensor that was given."""
+    mask = maskc.compile(name)
+    wanted = mask.bind(**{key: wrap(value.clone())}).vectors(5, 5)
+    spec = mask.bind(**{key: wrap(value)})
+    value.fill_(1)
+    assert torch.equal(spec.vectors(5, 5).masked(), wanted.masked())
 
 
 def test_scalars_per_batch_item() -> None:
