@@ -1,0 +1,156 @@
+"""The page of the measurements: figures equal what the files say, and say so where there are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.charts import axis, number
+from benchmarks.report import FIGURES, RESULTS, gains, gmean, main, page
+from tests.report.test_page import check_alone
+
+MASKS = ("causal", "causal_document", "sliding_window")
+
+
+def attention() -> dict[str, Any]:
+    rows = []
+    for n, seqlen in enumerate((8192, 32768)):
+        for m, mask in enumerate(MASKS):
+            for peer, factor in (("maskc", 1.0), ("flex", 1.5 + 0.1 * m + 0.2 * n), ("cudnn", 1.1)):
+                if peer == "cudnn" and mask != "causal":
+                    continue
+                shape = {"seqlen": seqlen, "batch": 131072 // seqlen, "heads": 32, "kv_heads": 32, "head_dim": 128}
+                times = {"density": 0.5, "fwd_ms": 4.0 * factor, "bwd_ms": 10.0 * factor, "new_mask_ms": 0.1 * factor}
+                rows.append({"peer": peer, "mask": mask, **shape, **times})
+    return {"device": "a GPU", "torch": "2.11", "nvrtc": "13.0", "digest": "abc", "rows": rows}
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """Small files of every kind that a benchmark writes."""
+    scaling = [
+        {"mask": mask, "world": world, "way": way, "forward_tflops_per_gpu": 500.0 - world * f, "backward_tflops_per_gpu": 450.0}
+        for mask in MASKS
+        for world in (4, 8, 16)
+        for way, f in (("contiguous", 12.0), ("HCC-IPO", 1.0))
+    ]
+    overlap = [
+        {"mask": m, "seqlen": 65536, "kv_heads": 8, "direction": d, "executor": x, "e": e, "e_low": e - 0.05, "e_high": e + 0.02}
+        for m in MASKS
+        for d in ("forward", "backward")
+        for x, e in (("gated", 0.91), ("copy-then-attend", -0.04))
+    ]
+    schedulers = [
+        {"direction": d, "scheduler": s, "mask": m, "batch_heads": h, "ms": 1.0, "tflops": t + h}
+        for d in ("fwd", "bwd")
+        for s, t in (("static", 380.0), ("lpt", 420.0))
+        for m in MASKS
+        for h in (8, 512)
+    ]
+    peaks = [
+        {"mask": m, "world": 8, "nodes": 1, "way": w, "imbalance_mean": x, "imbalance_max": x + 0.1}
+        for m in MASKS
+        for w, x in (("contiguous", 1.9), ("HCC-IPO", 1.01))
+    ]
+    balance = {"config": [64, 16, 4, 1000], "generator": "uniform", "method": "LPT", "instances": 200, "above_lb": 1.0}
+    balance |= {"above_optimum": 1.0, "gap_mean": 3.157, "gap_max": 7.5, "ms_median": 0.08}
+    return {
+        "attention.json": attention(),
+        "scheduler.json": {"device": "a GPU", "rows": schedulers},
+        "scaling.json": {"device": "a GPU", "rows": scaling},
+        "overlap.json": {"device": "a GPU", "digest": "abc", "rows": overlap},
+        "balance_masks.json": {"balance": peaks, "pruned": [{"mask": "causal", "world": 4, "pruned": 0.375}]},
+        "balance.json": {"rows": [balance]},
+        "train.json": {"rows": [{"model": "dense", "attention": "maskc", "tokens_per_s": 41234.5}]},
+        "gpu_tests.json": {
+            "cases": [{"name": "fwd/a", "problem": "", "seconds": 1}, {"name": "bwd/b", "problem": "off <by> 1", "seconds": 1}]
+        },
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in results().items():
+        (tmp_path / name).write_text(json.dumps(data))
+    return tmp_path
+
+
+def text_of(html: str) -> str:
+    return unescape(re.sub(r"<[^>]+>", " ", html))
+
+
+def test_page_stands_alone_and_draws_every_figure(folder: Path) -> None:
+    html = page(folder)
+    check_alone(html)
+    assert "No data" not in html
+    assert html.count("<section ") == len(FIGURES) + 1
+    assert "<by>" not in html
+
+
+def test_without_results_every_figure_says_so(tmp_path: Path) -> None:
+    html = page(tmp_path)
+    check_alone(html)
+    assert html.count("No data: ") == len(FIGURES)
+    for figure in FIGURES:
+        assert f"{figure.file} is not there" in html
+        assert f"<code>{figure.command}</code>" in html
+
+
+@pytest.mark.parametrize("name", sorted(results()))
+def test_a_file_without_rows_is_no_data(folder: Path, name: str) -> None:
+    (folder / name).write_text("{}")
+    assert page(folder).count("No data: ") == sum(f.file == name for f in FIGURES)
+
+
+def test_gains_are_times_over_times(folder: Path) -> None:
+    found = gains(attention())
+    assert set(found) == {"flex", "cudnn"}
+    assert found["flex"][32768, "sliding_window"] == pytest.approx(1.9)
+    assert found["cudnn"] == {(8192, "causal"): pytest.approx(1.1), (32768, "causal"): pytest.approx(1.1)}
+    told = text_of(page(folder))
+    every = list(found["flex"].values())
+    assert f"flex: {number(gmean(every))} times faster ({number(min(every))} to {number(max(every))})" in told
+    assert f"over flex, 8K: {number(gmean([1.5, 1.6, 1.7]))} times faster" in told
+
+
+def test_numbers_of_other_figures(folder: Path) -> None:
+    told = text_of(page(folder))
+    rate = 4 * 16 * 32 * 8192**2 * 128 * 0.5 / 4.0 / 1e9
+    assert f"{rate:.0f} / {2.5 * rate / 2.5:.0f}" in told
+    assert "contiguous, P = 8: 404 TFLOP/s per GPU" in told
+    assert "causal 64K Hk=8, gated: 0.910 E" in told
+    assert "causal 64K Hk=8, copy-then-attend: -0.0400 E" in told
+    assert "causal, HCC-IPO: 1.01 peak / average" in told
+    assert f"8 heads in all, static: {number(388 / 428)} of the best scheduler" in told
+    assert "38%" in told
+    assert "3.157 %" in told
+    assert "off <by> 1" in told
+
+
+def test_results_of_this_repository_can_be_drawn(tmp_path: Path) -> None:
+    check_alone(page(RESULTS))
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    (folder / "overlap.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"overlap\.json: not JSON"):
+        page(folder)
+
+
+def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["report", "--results", str(folder), "--out", str(folder / "page.html")])
+    assert main() == 0
+    assert "page.html" in capsys.readouterr().out
+    assert (folder / "page.html").read_text() == page(folder)
+
+
+def test_axis_covers_what_it_shows() -> None:
+    for low, high in ((0, 1), (0, 1.7), (-0.3, 0.95), (1, 1.0001), (0, 650), (2, 2)):
+        ticks = axis(low, high)
+        assert ticks[0] <= low
+        assert ticks[-1] >= high
+        assert 2 <= len(ticks) <= 10
