@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from maskc.binding.bound import BoundMask
     from maskc.binding.constructors import segments, spans
     from maskc.compiled import CompiledMask
+    from maskc.runtime.metrics import metrics
     from maskc.runtime.plan import AttentionPlan, plan
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "run": "maskc.api",
     "plan": "maskc.runtime.plan",
     "AttentionPlan": "maskc.runtime.plan",
+    "metrics": "maskc.runtime.metrics",
     "segments": "maskc.binding.constructors",
     "spans": "maskc.binding.constructors",
     "CompiledMask": "maskc.compiled",
@@ -48,6 +50,7 @@ __all__ = [
     "compile",
     "compile_text",
     "load",
+    "metrics",
     "plan",
     "run",
     "segments",

@@ -25,3 +25,9 @@ def test_two_processes_equal_one() -> None:
 
 def test_plans_are_made_in_loader_workers() -> None:
     assert len(re.findall(r"^step \d: \d+ rows", output("plan_in_loader.py"), re.M)) == 3
+
+
+def test_fsdp_and_context_parallelism_equal_one_process() -> None:
+    found = re.findall(r"^(loss|gradients): .*difference from one process (\S+)$", output("train_fsdp_context_parallel.py"), re.M)
+    assert [name for name, _ in found] == ["loss", "gradients"]
+    assert all(float(value) < 1e-12 for _, value in found)

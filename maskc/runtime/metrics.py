@@ -1,0 +1,56 @@
+"""Figures of a plan for a training log: plain numbers in one dict, all read off the plan, none measured."""
+
+from __future__ import annotations
+
+from maskc.runtime.machine import DEFAULT_MACHINE, Machine
+from maskc.runtime.plan import AttentionPlan
+
+Metrics = dict[str, float | int | bool | None]
+
+
+def metrics(
+    plan: AttentionPlan,
+    *,
+    batch: int = 1,
+    itemsize: int = 2,
+    strategy: str = "all-gather",
+    machine: Machine = DEFAULT_MACHINE,
+) -> Metrics:
+    """What a step with this plan costs, per layer of its first mask; bytes and times need the plan's heads and head_dim.
+
+    imbalance: largest workload over the mean; gap: largest workload over the proven lower bound, minus 1. rows_received,
+    bytes_received: K and V rows of the busiest rank, forward; gradients go back the same ways in fp32. pruned_share: the
+    part of the rows of other ranks that nobody has to send. compute_ms, communication_ms: busiest rank, forward, by the
+    model of `maskc.runtime.machine`. exposed_ms: what the exchange adds to the step, known for "all-gather" (all of it),
+    None where the schedule hides a part that only a measurement tells.
+    """
+    needed = [sum(plan.keys.size_of(c) for c in plan.needed(r) if plan.keys.owner[c] != r) for r in range(plan.world)]
+    others = [plan.keys.length - plan.keys.local_length(r) for r in range(plan.world)]
+    pruned = 1 - sum(needed) / sum(others) if plan.prune and sum(others) else 0.0
+    out: Metrics = {
+        "ranks": plan.world,
+        "rows": plan.rows.length,
+        "chunks": plan.rows.chunk_count,
+        "imbalance": plan.imbalance,
+        "gap": plan.makespan / plan.proven_bound - 1 if plan.proven_bound else 0.0,
+        "optimal": plan.optimal,
+        "rows_received": max(needed),
+        "pruned_share": pruned,
+        "bytes_received": None,
+        "compute_ms": None,
+        "communication_ms": None,
+        "exposed_ms": None,
+    }
+    if plan.heads is None or plan.head_dim is None:
+        return out
+    kv_heads = plan.heads_kv or plan.heads
+    received = (max(needed) if plan.prune else max(others)) * batch * kv_heads * 2 * plan.head_dim * itemsize
+    bandwidth = machine.inter if plan.nodes > 1 else machine.intra
+    sending = received / bandwidth * 1e3
+    working = machine.compute_seconds(max(plan.part_workloads()), plan.costs, plan.tile, plan.heads, plan.head_dim) * 1e3
+    return out | {
+        "bytes_received": received,
+        "compute_ms": working,
+        "communication_ms": sending,
+        "exposed_ms": sending if strategy == "all-gather" else None,
+    }
