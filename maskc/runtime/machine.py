@@ -42,15 +42,14 @@ class Machine:
         return 2 * heads_kv * head_dim * self.itemsize
 
     def step_cost(
-        self, costs: TileCosts, tile: tuple[int, int], heads: int | None, heads_kv: int | None, head_dim: int | None, across: bool
+        self, costs: TileCosts, tile: tuple[int, int], heads: int | None, heads_kv: int | None, head_dim: int | None
     ) -> Callable[[int, int], float]:
-        """Seconds of a training step from (makespan, rows into the busiest link): compute or link, whichever takes longer."""
+        """Seconds of a training step from (makespan, rows into the busiest node): compute or link, whichever takes longer."""
         h, hk, d = heads or self.heads, heads_kv or self.heads_kv, head_dim or self.head_dim
-        rate = self.inter if across else self.intra
 
         def seconds(makespan: int, rows: int) -> float:
             compute = self.compute_seconds(makespan, costs, tile, h, d) * (1 + BACKWARD_FACTOR)
-            return max(compute, rows * self.bytes_per_row(hk, d) * DIRECTIONS / rate + self.latency)
+            return max(compute, rows * self.bytes_per_row(hk, d) * DIRECTIONS / self.inter + self.latency)
 
         return seconds
 

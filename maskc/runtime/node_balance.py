@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from maskc.runtime.balance import Assignment, Effort, balance
+from maskc.runtime.balance import Assignment, Effort, balance, with_owner
+from maskc.runtime.layout import usual_owners
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -95,12 +96,18 @@ class Problem:
 
 
 def balance_nodes(problem: Problem, cost: Callable[[int, int], float]) -> NodeAssignment:
-    """The better of both ways by `cost(makespan, worst inflow)`, among those whose makespan stays in the band."""
-    first = balance(problem.weights.tolist(), problem.world, problem.effort)
-    ways = by_swaps(problem, first), by_blocks(problem, first)
+    """The best way by `cost(makespan, worst inflow)`, then by inflow, among those whose makespan stays in the band.
+
+    Plain contiguous and zigzag assignments compete too: for regular masks nothing sends less.
+    """
+    weights = problem.weights.tolist()
+    first = balance(weights, problem.world, problem.effort)
+    ways = [by_swaps(problem, first), by_blocks(problem, first)]
+    for name, owner in usual_owners(len(weights), problem.world).items():
+        ways.append(_judged(problem, with_owner(first, weights, owner), name))
     limit = max(first.makespan, problem.band[1])
     inside = [way for way in ways if way.assignment.makespan <= limit] or [min(ways, key=lambda w: w.assignment.makespan)]
-    return min(inside, key=lambda w: (cost(w.assignment.makespan, max(w.inflows)), max(w.inflows), w.method))
+    return min(inside, key=lambda w: (cost(w.assignment.makespan, max(w.inflows)), max(w.inflows), sum(w.inflows), w.method))
 
 
 def by_swaps(problem: Problem, first: Assignment) -> NodeAssignment:

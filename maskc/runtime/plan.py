@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -276,12 +276,19 @@ def _balanced(
     needs = tuple((p.weight, w.need) for p, w in zip(draft.parts, works, strict=True))
     if not square:  # keys stay where they are, so swapping rows cannot be priced by chunk
         return assigned(draft, balance(joint, draft.world, effort), "HCC-IPO")
-    cost = machine.step_cost(draft.costs, draft.tile, draft.heads, draft.heads_kv, draft.head_dim, across=draft.nodes > 1)
+    if save_traffic:  # the caller named the price; inside the band the least traffic is best
+        cost: Callable[[int, int], float] = _inflow_alone
+    else:
+        cost = machine.step_cost(draft.costs, draft.tile, draft.heads, draft.heads_kv, draft.head_dim)
     problem = Problem(
         np.array(joint, dtype=np.int64), Traffic(sizes, needs), nodes, draft.world // nodes, draft.epsilon_ppm, effort
     )
     chosen = balance_nodes(problem, cost)
     return assigned(draft, chosen.assignment, f"HCC-IPO, {chosen.method}")
+
+
+def _inflow_alone(makespan: int, inflow: int) -> float:
+    return inflow
 
 
 def assigned(p: AttentionPlan, a: Assignment, method: str) -> AttentionPlan:
