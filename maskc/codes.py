@@ -50,8 +50,8 @@ it and the reason that the system gave.
 
 Write one object, or a list of them for a batch:
     {"nq": 16, "nk": 16, "inputs": {"doc": {"segments": {"lengths": [7, 5, 4]}}, "prefix": [3, 0, 2]}}
-A segment or span input is {"segments": {...}} or {"spans": {...}} with one of cu_seqlens, lengths, ids, positions, eos;
-every other input is a number, true or false, or a list.
+A segment or span input is {"segments": {...}} or {"spans": {...}} with one of cu_seqlens, lengths, ids, positions, eos,
+ranges; every other input is a number, true or false, or a list.
 """,
     "M543": """An environment variable holds a value that has no meaning
 
