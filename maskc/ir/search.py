@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from maskc.ir.evaluate import Run, masked_runs, visible_runs
@@ -62,6 +63,7 @@ def refutation(fn: MaskFn) -> Refuted | None:
 
     Vectors hold two masked runs per column, and beside them the free triangle if no row sees a later key.
     """
+    fn = _without_tables(fn)
     cases = interval_cases(fn)
     found = smallest(fn, needs_hole_free(fn), SIZES, TRIALS, lambda env: _overfull(fn, cases, env))
     if found is None:
@@ -72,6 +74,11 @@ def refutation(fn: MaskFn) -> Refuted | None:
     inputs = describe(fn, env)
     text = f"{_sizes(env)}{_inputs(inputs)}{_head(fn, h)}key {k}: masked rows {runs_text(runs)} (seen by {_rows(seen)})"
     return Refuted(Counterexample(env.nq, env.nk, k, inputs, tuple(runs), text, _why(fn, env, seen, k, h)))
+
+
+def _without_tables(fn: MaskFn) -> MaskFn:
+    """The mask without its block tables: they act on tiles and leave the form of its columns alone."""
+    return replace(fn, tables=(), inputs=tuple(d for d in fn.inputs if d.kind is not InputKind.BLOCKS))
 
 
 def _why(fn: MaskFn, env: Env, seen: list[int], k: int, h: int) -> str:
@@ -169,6 +176,7 @@ def _rows(rows: list[int]) -> str:
 
 def scattered_example(fn: MaskFn) -> str | None:
     """A small input with a key that two separate groups of rows see, as `kind = 0 1 0: key 0 is seen by rows 0 and 2`."""
+    fn = _without_tables(fn)
     found = smallest(fn, frozenset(), range(3, 10), 60, lambda env: _scattered(fn, env))
     if found is None:
         return None

@@ -73,3 +73,14 @@ def test_a_text_means_what_the_oracle_says(seeds: range, monkeypatch: pytest.Mon
             compare(seed, outcomes)
     assert outcomes["compiled"] > 0.4 * len(seeds), outcomes
     assert outcomes["columns"] > 10 * len(seeds), outcomes
+
+
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(50_000, 50_800), marks=pytest.mark.fuzz)], ids=["", "many"])
+@pytest.mark.filterwarnings("ignore::maskc.MaskcWarning")
+def test_refusals_come_with_their_counterexample(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            maskc.compile_text(random_text(seed))
+        except maskc.MaskcError as e:
+            notes = [label for d in e.diagnostics for label, _ in d.notes]
+            assert (e.code == "M301") == ("smallest case found" in notes)  # noqa: PT017

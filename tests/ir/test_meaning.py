@@ -192,3 +192,14 @@ def test_unknown_has_a_reason() -> None:
     """Three runs that no small input shows, because a far band needs more rows than the search tries."""
     verdict = prove(mask("mask far = k <= q < k + 2 or k + 40 <= q < k + 60 or k + 80 <= q < k + 90"))
     assert verdict == Unknown("a column has more than two masked runs that the facts do not rule out")
+
+
+def test_block_tables_do_not_disturb_the_search_for_counterexamples() -> None:
+    bands = "(k <= q < k + 1 or k + 2 <= q < k + 3 or k + 4 <= q < k + 5)"
+    verdict = prove(mask(f"input tb : bool per block(3, 2)\nmask m = tb[q // 3, k // 2] and {bands}"))
+    assert isinstance(verdict, Refuted)
+    assert verdict.counterexample.text == "n = 6, key 0: masked rows 1 | 3 | 5 (seen by 0, 2, 4)"
+    with pytest.raises(MaskcError, match=r"example: kind = 0 -1 0: key 0 is seen by rows 0 and 2"):
+        prove(
+            mask("input tb : bool per block(1, 1)\ninput kind : int per key\nmask m = tb[q // 1, k // 1] and kind[q] == kind[k]")
+        )
