@@ -49,8 +49,11 @@ def subjects(target: str, inputs: Path | None) -> Iterator[Subject]:
     file, name = split_target(target)
     parsed = parse_file(file)
     for fn in parsed.masks if name is None else (parsed.pick(name),):
-        compiled = compile_fn(fn, parsed.warnings)
-        yield Subject(fn.name, "yours", _bound(compiled, str(file), inputs))
+        bound = _bound(compile_fn(fn, parsed.warnings), str(file), inputs)
+        v = bound.vectors()
+        if v.nq == 0 or v.nk == 0:
+            raise error("M540", f"a page of `{fn.name}` needs a row and a key at least; these data have {v.nq} and {v.nk}")
+        yield Subject(fn.name, "yours", bound)
 
 
 def _bound(compiled: CompiledMask, file: str, inputs: Path | None) -> BoundMask:

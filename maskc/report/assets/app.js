@@ -7,7 +7,9 @@ function openCase(number) {
   byId("pick").value = String(state.number);
   byId("name").textContent = current.name;
   const slices = current.slices.map((s, i) => [String(i), `item ${s.item}, head ${s.head}`]);
+  const rest = current.batch * current.heads - slices.length;
   byId("slice-label").hidden = slices.length < 2;
+  byId("slice-label").title = rest ? `${rest} more are counted but not drawn` : "";
   options(byId("slice"), slices, "0");
   options(byId("tile"), Object.keys(current.tiles).map((t) => [t, t.replace("x", " × ")]), current.tile);
   showWords();

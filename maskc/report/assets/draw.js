@@ -55,7 +55,7 @@ function axes(nq, nk, scale) {
   const g = svg("g", { "aria-hidden": "true" });
   const most = Math.max(nq, nk) * scale < 420 ? 4 : 8;
   for (const t of ticks(nk, most)) g.append(svg("text", { x: px(t * scale), y: -24, "text-anchor": t === nk ? "end" : t ? "middle" : "start", class: "quiet" }, t ? short(t) : "k = 0"));
-  for (const t of ticks(nq, most)) if (t) g.append(svg("text", { x: -22, y: px(t * scale + 4), "text-anchor": "end", class: "quiet" }, short(t)));
+  for (const t of ticks(nq, most)) if (t * scale > 20) g.append(svg("text", { x: -22, y: px(t * scale + 4), "text-anchor": "end", class: "quiet" }, short(t)));
   g.append(svg("text", { x: -22, y: 11, "text-anchor": "end", class: "quiet" }, "q"));
   return g;
 }

@@ -1,7 +1,7 @@
 "use strict";
 // Localization: who owns which rows, and what the mask looks like to each rank.
 
-const local = { world: 0, bounds: [], owner: [], key: null };
+const local = { world: 0, bounds: [], owner: [], key: null, rank: 0 };
 
 function openLocal() {
   const worlds = Object.keys(current.local);
@@ -87,7 +87,7 @@ function drawRank(s, rank) {
   }
   root.append(svg("path", { class: "column-mark", "data-rank": rank, fill: "none", stroke: "var(--mark)", "stroke-width": 1.4 }));
   box_.append(root, html("figcaption", {}, `rows ${held.length > 6 ? held.slice(0, 6).map(rangeText).join(", ") + ", …" : held.map(rangeText).join(", ")}`));
-  pointing(root, root, scale, s.nk * scale, s.nq * scale, (k) => setColumn(k));
+  pointing(root, root, scale, s.nk * scale, s.nq * scale, (k) => setColumn(k, rank));
   return box_;
 }
 
@@ -95,10 +95,12 @@ const rangeText = ([a, b]) => (b - a === 1 ? count(a) : `${count(a)}–${count(b
 
 const localScale = () => 300 / Math.max(slice.nk, slice.nq);
 
-function setColumn(k) {
+// `rank`: the one whose offsets are spelled out.
+function setColumn(k, rank = local.rank) {
   const key = heldKey(slice, Math.max(0, Math.min(slice.nk - 1, k)));
-  if (key === local.key) return;
+  if (key === local.key && rank === local.rank) return;
   local.key = key;
+  local.rank = rank;
   showColumn();
 }
 
@@ -119,6 +121,6 @@ function showColumn() {
     card.append(html("p", {}, "This mask has no boundary: every rank sees all keys."));
     return;
   }
-  const name = names.find((n) => folded[n][i] > 0 && folded[n][i] < slice.nq) || names[0], part = local.maps[0].parts(folded[name][i]);
-  card.append(table, html("p", { class: "quiet" }, `${name.toUpperCase()} on rank 0: ${count(part.x)} lies in chunk ${part.chunk}, which begins at ${count(part.edge)}; rank 0 has ${count(part.before)} rows before it and ${part.own ? "owns it" : "does not own it"}, so L = ${count(part.before)} + ${part.own} × (${count(part.x)} − ${count(part.edge)}) = ${count(part.result)}.${slice.causal ? " The free triangle q < k became a vector first, for rows have new numbers." : ""}`));
+  const name = names.find((n) => folded[n][i] > 0 && folded[n][i] < slice.nq) || names[0], rank = Math.min(local.rank, local.world - 1), part = local.maps[rank].parts(folded[name][i]);
+  card.append(table, html("p", { class: "quiet" }, `${name.toUpperCase()} on rank ${rank}: ${part.chunk < local.owner.length ? `${count(part.x)} lies in chunk ${part.chunk}, which begins at ${count(part.edge)}` : `${count(part.x)} is the end of all chunks`}; the rank has ${count(part.before)} rows before it and ${part.own ? "owns it" : "does not own it"}, so L = ${count(part.before)} + ${part.own} × (${count(part.x)} − ${count(part.edge)}) = ${count(part.result)}.${slice.causal ? " The free triangle q < k became a vector first, for rows have new numbers." : ""}`));
 }

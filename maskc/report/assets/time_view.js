@@ -12,7 +12,7 @@ function openTime() {
     section.append(html("p", { class: "empty" }, current.plan ? "Too few rows to share among 8 ranks." : "The standard masks have their time lines on the page of `maskc explain --gallery --html FILE`."));
     return;
   }
-  byId("exchange-lead").textContent = `${c.nodes} nodes of ${c.world / c.nodes} GPUs, ${count(current.plan.nq)} rows, the planner’s assignment (${c.method}). A rank computes on its own keys first, then on each chunk of keys as it arrives.`;
+  byId("exchange-lead").textContent = `${c.nodes} nodes of ${c.world / c.nodes} GPUs, ${count(current.plan.nq)} rows, the planner’s assignment (${c.method}). A rank computes on its own keys first, then on each chunk of keys as it arrives. Numbers are chunks, colours the ranks that own them.`;
   const m = c.machine;
   byId("model-words").textContent = `A model, not a measurement: attention at ${m.tflops} TFLOP/s (PARTIAL tiles at 1.3 times the cost), ${m.heads} heads of ${m.head_dim} over ${m.heads_kv} key heads in 16 bits, NVLink ${m.intra / 1e9} GB/s into a GPU, network ${m.inter / 1e9} GB/s into a node, ${m.latency * 1e6} µs before a transfer begins; only the receiving link is contended. Which chunks travel is the planner’s own list.`;
   const rank = byId("time-rank"), kept = rank.value;
