@@ -38,6 +38,8 @@ HEADS, KV_HEADS = 4, 2
 TOLERANCE = 1e-10  # of fp64 results, which are of order one
 FLEX_EVERY = 20  # cases: FlexAttention is traced anew for each size on a CPU
 
+NOT_HERE = ""  # of a way to run that refuses a case, such as small blocks of a table on a GPU
+
 Results = dict[str, Tensor]
 
 
@@ -115,6 +117,8 @@ def fuzz(mask: CompiledMask, *, cases: int = 40, largest: int = 24, seed: int = 
         for way, (run, every) in ways.items():
             if i % every == 0:
                 what = run(case)
+                if what == NOT_HERE:
+                    continue
                 if what is not None:
                     return Report(mask.name, dict(agreed), refused, _failure(mask.fn, env, seed, way, what))
                 agreed[way] += 1
@@ -169,7 +173,7 @@ def _values(fn: MaskFn, env: Env) -> dict[str, object]:
 
 
 Way = tuple[Callable[[Case], str | None], int]
-"""(the run: what is wrong, or None; every how many cases)."""
+"""(the run: what is wrong, None, or NOT_HERE; every how many cases)."""
 
 
 def _ways() -> Iterator[tuple[str, Way]]:
@@ -216,7 +220,10 @@ def _check_gpu(case: Case) -> str | None:
     gpu = [x.to(device) for x in low]
     moved = replace(case, vectors=on_device(case.vectors, device), q=gpu[0], k=gpu[1], v=gpu[2], dout=gpu[3])
     moved = replace(moved, dlse=case.dlse.to(device, torch.float32))
-    got = _through_ops(moved, "flex" if flex.needed(device) else "hopper")
+    backend = "flex" if flex.needed(device) else "hopper"
+    if ops.backend_module(backend).why_not(moved.vectors, moved.q, moved.k, moved.v) is not None:
+        return NOT_HERE
+    got = _through_ops(moved, backend)
     return _compare({n: x.cpu() for n, x in got.items()}, _reference(exact, torch.float64), _reference(exact, torch.bfloat16))
 
 

@@ -82,6 +82,8 @@ def attention(v: BoundaryVectors, q: Tensor, k: Tensor, val: Tensor, scale: floa
     """Differentiable (out, lse): FlexAttention's own autograd. Its backward has no atomics, so it is deterministic."""
     if q.shape[1] == 0 or k.shape[1] == 0:
         return _nothing(q, k, val)
+    if not torch.is_grad_enabled():  # on a CPU FlexAttention refuses tensors that could have a gradient
+        q, k, val = q.detach(), k.detach(), val.detach()
     block_mask, hidden = _prepared(v, q.shape[2], k.shape[2])
     query, keys, values = (x.transpose(1, 2) for x in (q, k, val))
     if hidden is not None:

@@ -26,7 +26,8 @@ def metrics(
     """
     needed = [sum(plan.keys.size_of(c) for c in plan.needed(r) if plan.keys.owner[c] != r) for r in range(plan.world)]
     others = [plan.keys.length - plan.keys.local_length(r) for r in range(plan.world)]
-    pruned = 1 - sum(needed) / sum(others) if plan.prune and sum(others) else 0.0
+    total_needed, total = sum(needed), sum(others)
+    pruned = 1.0 - total_needed / total if plan.prune and total else 0.0
     out: Metrics = {
         "ranks": plan.world,
         "rows": plan.rows.length,

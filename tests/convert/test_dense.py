@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -98,6 +100,12 @@ def test_run_takes_it() -> None:
     assert torch.equal(maskc.run(from_dense(dense), q, k, v), maskc.run("std:causal", q, k, v))
     with pytest.raises(MaskcError, match="M413"):
         maskc.run(from_dense(dense), q[:, :10], k, v)
+
+
+def test_it_plans_and_pickles() -> None:
+    spec = from_dense(torch.ones(40, 40, dtype=torch.bool).tril())
+    again = pickle.loads(pickle.dumps(spec))
+    assert maskc.plan(spec, world_size=2, chunk=8).digest == maskc.plan(again, world_size=2, chunk=8).digest
 
 
 @given(vectors(), st.integers(0, 1 << 16))

@@ -12,7 +12,7 @@ from maskc.diagnostics import MaskcError
 
 transformers = pytest.importorskip("transformers")
 
-from examples.finetune_packed import documents, packed_loss, small_model, unpacked_loss  # noqa: E402
+from examples.finetune_packed import documents, main, packed_loss, small_model, unpacked_loss  # noqa: E402
 from maskc.integrations import transformers as hf  # noqa: E402
 
 
@@ -32,6 +32,13 @@ def test_packed_documents_equal_unpacked_ones() -> None:
     a, b = packed_loss(model, docs), unpacked_loss(model, docs)
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(_grads(model, a), _grads(model, b), rtol=1e-9, atol=1e-11)
+
+
+def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    first, *steps = capsys.readouterr().out.splitlines()
+    assert float(first.rpartition(" ")[2]) < 1e-12
+    assert float(steps[-1].rpartition(" ")[2]) < float(steps[0].rpartition(" ")[2])
 
 
 def test_causal_equals_the_models_own_attention() -> None:
