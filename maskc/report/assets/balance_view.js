@@ -9,7 +9,7 @@ const STAGES = {
   "stage 1": "Stage 1 of HCC-IPO: from LPT, exact repartition of rank pairs, then exact covers over several ranks.",
   "stage 2": "Stage 2: chunks are swapped one for one between nodes while less crosses between them and loads stay in the band.",
   "stage 3": "Stage 3: stage 1 again inside each node; what crosses between nodes stays as it is.",
-  "node first": "The other way: neighbouring chunks per node, evened out, then stage 3. The planner keeps the cheaper one.",
+  "node first": "The other way: neighbouring chunks per node, evened out, then stage 3. Of these ways the planner keeps the cheapest by its model of compute and links.",
 };
 const balanceState = { way: "stage 1" };
 
