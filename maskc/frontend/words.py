@@ -33,7 +33,7 @@ CHECKS = ("causal", "isolated", "no_empty_row")
 
 # Keyword arguments of maskc.run and of bind: an input of that name could not be given by keyword.
 _RUN = ("spec", "q", "k", "v", "group", "plan", "strategy", "scale", "return_lse", "deterministic", "backend")
-_BIND = ("nq", "nk", "batch", "validate")
+_BIND = ("self", "nq", "nk", "batch", "validate")
 CALL_KEYWORDS = frozenset({*_RUN, *_BIND})
 
 
