@@ -1,0 +1,163 @@
+"""In which order a rank visits key chunks while they still arrive, and in which order it takes its rows. Pure integers.
+
+The kernel walks its key axis from right to left, so the buffer that collects the chunks is laid out from right to left in
+the order of arrival: first the rank's own chunks, then those of others in the order in which they are copied. A *slot* is
+a position in that order. Localized vectors over `OverlapPlan.columns` make any kernel visit keys in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskc.runtime.layout import Layout
+from maskc.runtime.plan import AttentionPlan
+
+ITEM_LIMIT = 1 << 16
+"""Row tiles, and heads times batch items, must stay below this: an item is packed into 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A key chunk that some row of the rank can see.
+
+    source: the rank that it is copied from, the rank itself for its own chunks: the owner inside a node, else the rank
+    of this node that brings it in. across: the copy comes from another node. start, rows: its place in the key buffer.
+    """
+
+    chunk: int
+    source: int
+    across: bool
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class OverlapPlan:
+    """The key buffer of one rank.
+
+    slots: in the order of visit and of arrival; the first `own` of them are the rank's own chunks. carried: chunks that
+    the rank brings into its node for neighbours alone, in the order of copying, after its own. rows: of the buffer.
+    """
+
+    rank: int
+    own: int
+    slots: tuple[Slot, ...]
+    carried: tuple[int, ...]
+    rows: int
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Key chunks in the order in which they lie in the buffer."""
+        return tuple(s.chunk for s in reversed(self.slots))
+
+    @property
+    def pulls(self) -> tuple[Slot, ...]:
+        """The copies, in the order in which they are issued."""
+        return self.slots[self.own :]
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Ranks that chunks are pulled from, by first use."""
+        return tuple(dict.fromkeys(s.source for s in self.pulls))
+
+    def block_slots(self, block_kv: int) -> NDArray[np.int64]:
+        """[KV blocks, 2]: first and last slot that the keys of each block lie in."""
+        starts = np.array([s.start for s in reversed(self.slots)], dtype=np.int64)
+        first = np.arange(0, self.rows, block_kv)
+        last = np.minimum(first + block_kv, self.rows) - 1
+        newest, oldest = (len(starts) - np.searchsorted(starts, at, side="right") for at in (first, last))
+        return np.stack((oldest, newest), axis=1).astype(np.int64)
+
+
+def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0) -> OverlapPlan:
+    """The visit order of one rank under one mask of the plan."""
+    needed = [plan.needed(r, part) for r in range(plan.world)]
+    return visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world)
+
+
+def visit_order(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_size: int) -> OverlapPlan:
+    """Own chunks, then those of ranks of the node, then those from outside, first the ones this rank brings in itself.
+
+    needed: per rank, the key chunks that its rows can see. node_size: ranks that reach each other directly; a chunk
+    enters a node once, to the rank in its owner's place. Peers are taken in cyclic order behind the rank, so that no two
+    ranks pull from the same one at the same time.
+    """
+    world = keys.world
+
+    def order(chunk: int) -> tuple[int, int, int, int]:
+        owner = keys.owner[chunk]
+        source = _source(keys, chunk, rank, node_size)
+        outside = owner // node_size != rank // node_size
+        hop = 0 if owner == rank else 1 if not outside else 2 if source == owner else 3
+        return hop, (rank - source) % world, (rank - owner) % world, -chunk
+
+    visited = sorted(needed[rank], key=order)
+    rows = sum(keys.size_of(c) for c in visited)
+    slots, stop = [], rows
+    for c in visited:
+        source = _source(keys, c, rank, node_size)
+        size = keys.size_of(c)
+        stop -= size
+        slots.append(Slot(c, source, source // node_size != rank // node_size, stop, size))
+    own = sum(keys.owner[c] == rank for c in visited)
+    return OverlapPlan(rank, own, tuple(slots), _carried(keys, needed, rank, node_size), rows)
+
+
+def _source(keys: Layout, chunk: int, rank: int, node_size: int) -> int:
+    """Where a rank gets a chunk from."""
+    owner = keys.owner[chunk]
+    node = rank // node_size
+    if owner // node_size == node:
+        return owner
+    relay = node * node_size + owner % node_size
+    return owner if relay == rank else relay
+
+
+def _carried(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_size: int) -> tuple[int, ...]:
+    node = rank // node_size
+    neighbours = [r for r in range(node * node_size, min((node + 1) * node_size, keys.world)) if r != rank]
+    wanted = frozenset[int]().union(*(needed[r] for r in neighbours)) - needed[rank]
+    mine = (c for c in wanted if keys.owner[c] // node_size != node and keys.owner[c] % node_size == rank % node_size)
+    return tuple(sorted(mine, key=lambda c: ((rank - keys.owner[c]) % keys.world, -c)))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def latest_slots(seen: NDArray[np.bool_], block_slots: NDArray[np.int64], own: int) -> NDArray[np.int64]:
+    """[masks, Q blocks]: the last slot that a row tile waits for; own - 1 where it needs nothing but own chunks.
+
+    seen: [masks, Q blocks, KV blocks], the tiles that are not SKIP.
+    """
+    newest = block_slots[:, 1] if len(block_slots) else np.zeros(seen.shape[2], dtype=np.int64)
+    latest = np.where(seen, newest, -1).max(axis=2, initial=-1)
+    return np.maximum(latest, own - 1).astype(np.int64)
+
+
+def work_items(
+    latest: NDArray[np.int64], work: NDArray[np.int64], heads: int, batch: int, masked_batches: bool, group: int
+) -> NDArray[np.uint32]:
+    """The order of a kernel's work items: Q block | (batch item * heads + head) << 16.
+
+    Row tiles whose last chunk comes first go first, so that nobody takes a tile of the last chunk while others could
+    run; among equals, `group` heads together (their keys stay in cache), then by falling work.
+
+    latest, work: [masks, Q blocks], masks being (batch items if masked_batches) times mask heads. Raises ValueError
+    beyond ITEM_LIMIT.
+    """
+    masks, q_blocks = latest.shape
+    if q_blocks > ITEM_LIMIT or heads * batch > ITEM_LIMIT:
+        raise ValueError(f"{q_blocks} Q blocks and {heads * batch} heads: at most {ITEM_LIMIT} of each")
+    mask_heads = masks // batch if masked_batches else masks
+    which = np.arange(heads * batch, dtype=np.int64)
+    mask = (which // heads * mask_heads if masked_batches else 0) + which % heads // (heads // mask_heads)
+    stage, load = latest[mask], work[mask]  # [heads * batch, Q blocks]
+    block = np.broadcast_to(np.arange(q_blocks), stage.shape)
+    of = np.broadcast_to(which[:, None], stage.shape)
+    order = np.lexsort(tuple(x.ravel() for x in (of, block, -load, of // group, stage)))
+    return (block.ravel()[order] | of.ravel()[order] << 16).astype(np.uint32)

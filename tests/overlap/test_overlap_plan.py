@@ -1,0 +1,155 @@
+"""Visit and copy order: what every plan must obey, for any layout, any needs, any nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime.layout import Layout
+from maskc.runtime.localize import localize
+from maskc.runtime.overlap_plan import ITEM_LIMIT, latest_slots, overlap_plan, visit_order, work_items
+from maskc.runtime.plan import plan
+from maskc.tiles import TileClass, classify
+from tests.dist.cases import FORMS, Case, vectors
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Layout, list[frozenset[int]], int]:
+    """(keys, what each rank needs, ranks per node)."""
+    nodes, node_size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    world = nodes * node_size
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=90))
+    owner = draw(st.lists(st.integers(0, world - 1), min_size=len(sizes), max_size=len(sizes)))
+    bounds = (0, *np.cumsum(sizes).tolist())
+    needed = [frozenset(draw(st.sets(st.integers(0, len(sizes) - 1)))) for _ in range(world)]
+    return Layout(world, bounds, tuple(owner)), needed, node_size
+
+
+@given(problems())
+def test_every_needed_chunk_once_own_ones_first(problem: tuple[Layout, list[frozenset[int]], int]) -> None:
+    keys, needed, node_size = problem
+    for rank in range(keys.world):
+        p = visit_order(keys, needed, rank, node_size)
+        visited = [s.chunk for s in p.slots]
+        assert sorted(visited) == sorted(needed[rank])
+        assert all(keys.owner[c] == rank for c in visited[: p.own])
+        assert all(keys.owner[c] != rank for c in visited[p.own :])
+        assert not set(p.carried) & needed[rank]
+
+
+@given(problems())
+def test_the_buffer_is_tiled_from_right_to_left(problem: tuple[Layout, list[frozenset[int]], int]) -> None:
+    keys, needed, node_size = problem
+    for rank in range(keys.world):
+        p = visit_order(keys, needed, rank, node_size)
+        stop = p.rows
+        for slot in p.slots:
+            assert slot.rows == keys.size_of(slot.chunk)
+            assert slot.start + slot.rows == stop
+            stop = slot.start
+        assert stop == 0
+        own = [c for c in p.columns if keys.owner[c] == rank]
+        assert own == sorted(own), "the rank's own tensor is one piece of the buffer"
+
+
+@given(problems())
+def test_chunks_enter_a_node_once_and_come_from_a_rank_that_has_them(problem: tuple[Layout, list[frozenset[int]], int]) -> None:
+    keys, needed, node_size = problem
+    plans = [visit_order(keys, needed, rank, node_size) for rank in range(keys.world)]
+    entered: list[tuple[int, int]] = []
+    for p in plans:
+        entered += [(p.rank // node_size, s.chunk) for s in p.pulls if s.across]
+        entered += [(p.rank // node_size, c) for c in p.carried]
+        for slot in p.pulls:
+            if slot.source != keys.owner[slot.chunk]:
+                relay = plans[slot.source]
+                assert relay.rank // node_size == p.rank // node_size
+                assert slot.chunk in relay.carried or any(s.chunk == slot.chunk and s.across for s in relay.pulls)
+    wanted = {(r // node_size, c) for r in range(keys.world) for c in needed[r] if keys.owner[c] // node_size != r // node_size}
+    assert sorted(entered) == sorted(wanted), "nothing twice, nothing that no rank of the node needs"
+
+
+@given(problems(), st.integers(1, 12))
+def test_blocks_name_the_slots_that_their_keys_lie_in(problem: tuple[Layout, list[frozenset[int]], int], block: int) -> None:
+    keys, needed, node_size = problem
+    p = visit_order(keys, needed, 0, node_size)
+    slot_of = {row: i for i, s in enumerate(p.slots) for row in range(s.start, s.start + s.rows)}
+    table = p.block_slots(block)
+    assert len(table) == -(-p.rows // block)
+    for i, (oldest, newest) in enumerate(table.tolist()):
+        inside = [slot_of[row] for row in range(i * block, min((i + 1) * block, p.rows))]
+        assert (oldest, newest) == (min(inside), max(inside))
+
+
+@given(st.integers(0, 1000), st.sampled_from(FORMS), st.integers(1, 4), st.sampled_from([1, 3, 8]))
+def test_no_tile_lies_in_a_chunk_that_is_not_planned(seed: int, form: str, world: int, chunk: int) -> None:
+    """The kernel's tiles over the buffer are the visible cells of the rank's rows: nothing visible is missing."""
+    case = Case(world, 40, seed, form, chunk=chunk)
+    v = vectors(case)
+    p = plan(v, world_size=world, chunk=chunk)
+    for rank in range(world):
+        order = overlap_plan(p, rank)
+        rows = p.rows.chunks_of(rank)
+        local = localize(v, p.rows, rows, p.keys, order.columns)
+        assert (local.nq, local.nk) == (p.rows.local_length(rank), order.rows)
+        whole = localize(v, p.rows, rows, p.keys, tuple(range(p.keys.chunk_count)))
+        assert int((~local.masked()).sum()) == int((~whole.masked()).sum())
+
+
+@st.composite
+def works(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int, bool, int]:
+    batch, mask_heads, ratio = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    masked = draw(st.booleans())
+    masks, blocks = (batch if masked else 1) * mask_heads, draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    shape = masks, blocks
+    return (
+        rng.integers(0, 5, shape),
+        rng.integers(0, 4, shape),
+        mask_heads * ratio,
+        batch,
+        masked,
+        draw(st.integers(1, 4)),
+    )
+
+
+@given(works())
+def test_items_go_by_latest_chunk_then_heads_together_then_work(
+    problem: tuple[np.ndarray, np.ndarray, int, int, bool, int],
+) -> None:
+    latest, work, heads, batch, masked, group = problem
+    items = work_items(latest, work, heads, batch, masked, group)
+    blocks, which = items & 0xFFFF, items >> 16
+    assert sorted(items.tolist()) == sorted(b | w << 16 for b in range(latest.shape[1]) for w in range(heads * batch))
+    mask_heads = latest.shape[0] // batch if masked else latest.shape[0]
+    mask = (which // heads * mask_heads if masked else 0) + which % heads // (heads // mask_heads)
+    keys = list(zip(latest[mask, blocks].tolist(), (which // group).tolist(), (-work[mask, blocks]).tolist(), strict=True))
+    assert keys == sorted(keys)
+
+
+def test_rows_that_see_only_own_chunks_wait_for_nothing() -> None:
+    slots = np.array([[2, 2], [1, 1], [0, 0]])
+    seen = np.array([[[False, False, True], [True, False, True], [False, False, False], [False, True, False]]])
+    assert latest_slots(seen, slots, own=1).tolist() == [[0, 2, 0, 1]]
+
+
+def test_items_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=str(ITEM_LIMIT)):
+        work_items(np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64), ITEM_LIMIT + 1, 1, False, 1)
+
+
+def test_a_causal_rank_takes_its_early_rows_before_the_last_chunk() -> None:
+    """Zigzag on two ranks: rank 0's first half needs its own chunk alone, its second half everything."""
+    v = BoundaryVectors(1024, 1024, 1, 1, True)
+    p = plan(v, world_size=2, chunk=256, order="zigzag")
+    order = overlap_plan(p, 0)
+    assert [s.chunk for s in order.slots] == [3, 0, 2, 1]
+    assert order.own == 2
+    local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, order.columns)
+    seen = (classify(local, 128, 128) != TileClass.SKIP.value)[0].numpy()
+    latest = latest_slots(seen, order.block_slots(128), order.own)
+    assert latest.tolist() == [[1, 1, 3, 3]]
+    assert (work_items(latest, seen.sum(2), 1, 1, False, 1) & 0xFFFF).tolist() == [1, 0, 3, 2]
