@@ -16,6 +16,7 @@ SPECIAL = (
     "tests.gpu.special_bind",
     "tests.gpu.special_fwd",
     "tests.gpu.special_bwd",
+    "tests.gpu.special_flex",
 )
 
 
