@@ -15,6 +15,8 @@ import pytest
 DATA = (
     "maskc/py.typed",
     "maskc/frontend/mask.lark",
+    "maskc/report/assets/core.js",
+    "maskc/report/page.html.j2",
     "maskc/std/causal.mask",
     "maskc/templates/prep.cu.j2",
     "maskc/templates/device/mbarrier.cuh",

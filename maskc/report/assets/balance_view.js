@@ -100,6 +100,6 @@ function drawBars(option, owner, loads, world) {
     root.append(svg("text", { x: x(load) + (x(load) > W - 300 ? -6 : 6), y: y + 8, "text-anchor": x(load) > W - 300 ? "end" : "start", class: "quiet" }, text));
   };
   line(mean, `average ${count(Math.round(mean))}`, -42, "");
-  line(option.lower, `lower bound ${count(option.lower)}${option.proven > option.lower ? `, proven ${count(option.proven)}` : ""}`, -22, "5 3");
+  line(option.lower, `lower bound ${count(option.lower)}${option.proven > option.lower && W > 600 ? `, proven ${count(option.proven)}` : ""}`, -22, "5 3");
   byId("bars").replaceChildren(root);
 }

@@ -72,7 +72,7 @@ function drawGlobal() {
 function drawRank(s, rank) {
   const box_ = html("figure", {}), held = ranges(rank), load = local.owner.reduce((sum, r, c) => sum + (r === rank ? local.loads[c] : 0), 0);
   const mean = local.loads.reduce((a, b) => a + b, 0) / local.world;
-  box_.append(html("h3", {}, html("span", { class: "swatch", style: `background:${rankColour(rank)};display:inline-block;vertical-align:-2px;margin-right:6px` }), `rank ${rank} `, html("span", {}, `${count(s.nq)} rows, workload ${mean ? (load / mean).toFixed(2) : "1.00"} of mean`)));
+  box_.append(html("h3", {}, html("span", { class: "swatch", style: `background:${rankColour(rank)};display:inline-block;vertical-align:-2px;margin-right:6px` }), `rank ${rank} `, html("span", {}, `${count(s.nq)} rows`)));
   if (s.nq === 0) {
     box_.append(html("p", { class: "empty" }, "owns nothing"));
     return box_;
@@ -86,7 +86,7 @@ function drawRank(s, rank) {
     at += b - a;
   }
   root.append(svg("path", { class: "column-mark", "data-rank": rank, fill: "none", stroke: "var(--mark)", "stroke-width": 1.4 }));
-  box_.append(root, html("figcaption", {}, `rows ${held.length > 6 ? held.slice(0, 6).map(rangeText).join(", ") + ", …" : held.map(rangeText).join(", ")}`));
+  box_.append(root, html("figcaption", {}, `workload ${mean ? (load / mean).toFixed(3) : "1.000"} of mean; rows ${held.length > 6 ? held.slice(0, 6).map(rangeText).join(", ") + ", …" : held.map(rangeText).join(", ")}`));
   pointing(root, root, scale, s.nk * scale, s.nq * scale, (k) => setColumn(k, rank));
   return box_;
 }
