@@ -122,12 +122,16 @@ def bars(groups: Mapping[str, Mapping[str, Interval]], unit: str, line: float | 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; the first column is names."""
+    """A table; the first column is names. Long texts break into lines."""
+
+    def cell(value: object) -> str:
+        text = _cell(value)
+        kind = ' class="text"' if len(text) > 30 else ""
+        return f"<td{kind}>{escape(text)}</td>"
+
     titles = "".join(f"<th>{escape(h)}</th>" for h in head)
-    lines_ = "".join(
-        f"<tr><th>{escape(_cell(row[0]))}</th>{''.join(f'<td>{escape(_cell(c))}</td>' for c in row[1:])}</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table class="numbers"><thead><tr>{titles}</tr></thead><tbody>{lines_}</tbody></table></div>'
+    body = "".join(f"<tr><th>{escape(_cell(row[0]))}</th>{''.join(map(cell, row[1:]))}</tr>" for row in rows)
+    return f'<div class="scroll"><table class="numbers"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def legend(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,35 @@ def rates(data: Data) -> str:
         body = [[mask, *(cells.get(p, "–") for p in peers)] for mask, cells in here.items()]
         out.append(f"<h3>{length(seqlen)} tokens</h3>" + table(["mask", *peers], body))
     return "".join(out)
+
+
+def reference(data: Data) -> str:
+    """Rates of peers measured by themselves, forward / backward, a table per length."""
+    rows = _rows(data, ("peer", "mask", "seqlen", "fwd_tflops", "bwd_tflops"))
+    peers = list(dict.fromkeys(r["peer"] for r in rows))
+    out = [f'<p class="quiet">{escape(data["note"])}</p>'] if "note" in data else []
+    for seqlen in sorted({r["seqlen"] for r in rows}):
+        here: dict[str, dict[str, str]] = defaultdict(dict)
+        for r in (r for r in rows if r["seqlen"] == seqlen):
+            here[r["mask"]][r["peer"]] = f"{r['fwd_tflops']:.0f} / {r['bwd_tflops']:.0f}"
+        body = [[mask, *(cells.get(p, "–") for p in peers)] for mask, cells in here.items()]
+        out.append(f"<h3>{length(seqlen)} tokens</h3>" + table(["mask", *peers], body))
+    return "".join(out)
+
+
+def waiting(data: Data) -> str:
+    """Share of their time that the roles of the forward kernel spend in each state."""
+    shares: Row = data.get("shares", {})
+    columns = list(
+        dict.fromkeys((role, state) for roles in shares.values() for role, states in roles.items() for state in states)
+    )
+    if not columns:
+        raise NoData("no shares")
+    body = [
+        [mask, *(f"{roles[role][state]:.1%}" if state in roles.get(role, {}) else None for role, state in columns)]
+        for mask, roles in shares.items()
+    ]
+    return table(["mask", *(f"{role}: {state}" for role, state in columns)], body)
 
 
 def new_mask(data: Data) -> str:
@@ -348,6 +378,24 @@ FIGURES: tuple[Figure, ...] = (
         "attention.json",
         ATTENTION,
         new_mask,
+    ),
+    Figure(
+        "peers",
+        "peers",
+        "Peers by themselves",
+        "TFLOP/s of other kernels on the same masks, in runs of their own: a yardstick, not a comparison.",
+        "peers.json",
+        "see docs/performance.md",
+        reference,
+    ),
+    Figure(
+        "waiting",
+        "waiting",
+        "Where the forward kernel's roles spend their time",
+        "From a trace of every role and tile; the loader waits for the queue, consumers for tiles.",
+        "trace.json",
+        "python -m benchmarks.trace",
+        waiting,
     ),
     Figure(
         "schedulers",

@@ -65,6 +65,11 @@ def results() -> dict[str, dict[str, Any]]:
         "overlap.json": {"device": "a GPU", "digest": "abc", "rows": overlap},
         "balance_masks.json": {"balance": peaks, "pruned": [{"mask": "causal", "world": 4, "pruned": 0.375}]},
         "balance.json": {"rows": [balance]},
+        "peers.json": {
+            "note": "alone",
+            "rows": [{"peer": "x", "mask": "full", "seqlen": 8192, "fwd_tflops": 475, "bwd_tflops": 405}],
+        },
+        "trace.json": {"shares": {"causal": {"KV Loader": {"waits": 0.125}}, "full": {"MMA Consumer": {"works": 0.9}}}},
         "train.json": {"rows": [{"model": "dense", "attention": "maskc", "tokens_per_s": 41234.5}]},
         "gpu_tests.json": {
             "cases": [{"name": "fwd/a", "problem": "", "seconds": 1}, {"name": "bwd/b", "problem": "off <by> 1", "seconds": 1}]
@@ -127,6 +132,8 @@ def test_numbers_of_other_figures(folder: Path) -> None:
     assert "causal, HCC-IPO: 1.01 peak / average" in told
     assert f"8 heads in all, static: {number(388 / 428)} of the best scheduler" in told
     assert "38%" in told
+    assert "475 / 405" in told
+    assert "12.5%" in told
     assert "3.157 %" in told
     assert "off <by> 1" in told
 
