@@ -38,8 +38,9 @@ LOADER, GENERATOR, CONSUMER = "KV Loader", "KV Index Generator", "MMA Consumer"
 
 def forward_roles(spec: KernelSpec) -> tuple[Role, ...]:
     first, last = 4, 3 + spec.consumer_warps
+    waits = ", once their chunk has arrived" if spec.gated else ""
     return (
-        Role("0", LOADER, "one lane issues every TMA load, only for queued KV blocks"),
+        Role("0", LOADER, "one lane issues every TMA load, only for queued KV blocks" + waits),
         Role("1", GENERATOR, "takes the next work item, queues its UNMASKED and PARTIAL KV blocks right to left"),
         Role("2-3", "idle", "only give up their registers"),
         Role(f"{first}-{last}", CONSUMER, "own 16 query rows each, from S = Q K^T to O and lse"),

@@ -18,6 +18,8 @@ QueueSource = Literal["generator", "schedule"]
 SHARED_LIMIT = 232_448  # bytes of dynamic shared memory one CTA may have on sm_90
 VECTORS = ("lts", "lte", "uts", "ute", "diag")
 HEAD_DIMS = (64, 128, 256)
+GATE_SLOTS = 4096
+"""Key chunks that a gated kernel tells apart."""
 
 # Tags of a queued KV block: which tests its elements need. 0 is UNMASKED; the queue never holds a SKIP block.
 TAIL, CAUSAL, LTS, LTE, UTS, UTE, DIAG, UNSEEN = (1 << i for i in range(8))
@@ -128,7 +130,8 @@ class KernelSpec:
     queue: who classifies KV blocks, the generator warp or the schedule kernel (whose overflowing rows the generator
     takes back). rescale_log2: O is rescaled only when a row maximum grew by more than this many powers of two (0: any).
     zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
-    trace: events that each role of a CTA records, 0 for none.
+    trace: events that each role of a CTA records, 0 for none. gated: the loader waits for the chunk that keys lie in, and
+    work items come in the order of a table.
     """
 
     head_dim: int
@@ -150,6 +153,7 @@ class KernelSpec:
     zero_unseen: bool = True
     record_queue: bool = False
     trace: int = 0
+    gated: bool = False
 
     def __post_init__(self) -> None:
         rules = (
@@ -178,7 +182,8 @@ class KernelSpec:
         return "attn_fwd"
 
     def __str__(self) -> str:
-        return f"fwd-d{self.head_dim}-{self.dtype}-{self.form}-{self.block_q}x{self.block_kv}"
+        gated = "-gated" if self.gated else ""
+        return f"fwd-d{self.head_dim}-{self.dtype}-{self.form}-{self.block_q}x{self.block_kv}{gated}"
 
     def text(self) -> str:
         """The form that `--emit spec` prints: one `name = value` a line, then what follows from them."""
@@ -240,6 +245,11 @@ class KernelSpec:
         return self.form.closed is None
 
     @property
+    def gate_slots(self) -> int:
+        """Key chunks of a call at most."""
+        return GATE_SLOTS
+
+    @property
     def bitmap_bytes(self) -> int:
         return -(-self.block_kv // 128) * 16
 
@@ -260,7 +270,7 @@ class KernelSpec:
             ("queue", 32 + 8 * self.queue_runs, self.queue_slots, 16),
             ("barriers", 8, 2 * (self.q_slots + self.k_slots + self.v_slots + self.queue_slots), 8),
         ]
-        return lay_out(parts)
+        return lay_out([*parts, ("gate", 8 + self.gate_slots // 8, 1, 16)] if self.gated else parts)
 
     @property
     def smem(self) -> dict[str, Region]:

@@ -110,6 +110,20 @@ class _ForwardParams(ctypes.Structure):
     ]
 
 
+class GateTables(ctypes.Structure):
+    """What a gated variant waits for, see templates/fwd/shared.cuh.j2; `maskc.runtime.overlap` fills it in."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("items", "blocks", "flags", "failed")),
+        *((name, ctypes.c_uint32) for name in ("timeout", "epoch")),
+        ("own", ctypes.c_int32),
+    ]
+
+
+class _GatedParams(ctypes.Structure):
+    _fields_ = [*_ForwardParams._fields_, ("gate", GateTables)]
+
+
 # ---------------------------------------------------------------- the schedule of a mask batch
 
 
@@ -249,12 +263,13 @@ def forward_with(
     schedule: tuple[torch.Tensor, ...] | None = None,
     record: torch.Tensor | None = None,
     trace: torch.Tensor | None = None,
+    gate: GateTables | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`forward` by one variant.
 
     record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
     (KV block << 8 | tag) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
-    `maskc.runtime.trace`.
+    `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
@@ -272,7 +287,9 @@ def forward_with(
     if schedule and schedule[0].numel() != offsets["size"]:
         raise error("M526", f"the schedule of another mask or head dim: {schedule[0].numel()} bytes, not {offsets['size']}")
     base = schedule[0].data_ptr() if schedule else 0
-    params = _ForwardParams(_mask_tables(spec, v, offsets, base))
+    params = (_ForwardParams if gate is None else _GatedParams)(_mask_tables(spec, v, offsets, base))
+    if gate is not None:
+        params.gate = gate
     for name in ("packs", "runs", "run_counts", "order", "giants"):
         setattr(params, name, base + offsets[name])
     counter = work_counter(q.device)

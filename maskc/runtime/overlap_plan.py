@@ -136,7 +136,8 @@ def latest_slots(seen: NDArray[np.bool_], block_slots: NDArray[np.int64], own: i
     """
     newest = block_slots[:, 1] if len(block_slots) else np.zeros(seen.shape[2], dtype=np.int64)
     latest = np.where(seen, newest, -1).max(axis=2, initial=-1)
-    return np.maximum(latest, own - 1).astype(np.int64)
+    waits: NDArray[np.int64] = np.maximum(latest, own - 1).astype(np.int64)
+    return waits
 
 
 def work_items(
