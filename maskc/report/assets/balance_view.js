@@ -18,7 +18,7 @@ function openBalance() {
   section.querySelector(".empty")?.remove();
   for (const part of [...section.children].slice(1)) part.hidden = keys.length === 0;
   if (!keys.length) {
-    section.append(html("p", { class: "empty" }, p ? `${p.nq} rows are too few for chunks to balance.` : "The standard masks are balanced on the page of `maskc explain --gallery --html FILE`; this page has plans for your own masks."));
+    section.append(html("p", { class: "empty" }, p ? `Too few rows for chunks to balance: ${p.nq}.` : "The standard masks are balanced on the page of `maskc explain --gallery --html FILE`; this page has plans for your own masks."));
     return;
   }
   byId("balance-lead").textContent = `The planner’s own results for this mask at ${count(p.nq)} rows. Workload: tiles of a chunk’s rows, a PARTIAL tile counting 1.3 UNMASKED ones. Every rank gets at most κ chunks; the step takes as long as the fullest rank.`;

@@ -37,10 +37,18 @@ const rankColour = (r) => (r % 16 < 8 ? HUES[r % 8] : LIGHTER[r % 8]);
 // Pixels that a figure has: drawings are made at this width, so that their text keeps its size on every screen.
 const room = (holder) => Math.max(280, Math.min(1112, holder.clientWidth || 1112));
 
-// A drawing area for rows x keys with axes outside; `scale` is pixels a token.
+// Pixels a key and pixels a row: alike, but a side is drawn at least a quarter as long as the other.
+function scales(width, nq, nk) {
+  const even = width / Math.max(nq, nk), least = width / 4;
+  return { x: Math.max(even, least / nk), y: Math.max(even, least / nq) };
+}
+
+const cells = (scale, k, q, keys, rows) => box(k * scale.x, q * scale.y, keys * scale.x, rows * scale.y);
+
+// A drawing area for rows x keys with axes outside.
 function plane(holder, nq, nk, { left = 64, top = 46 } = {}) {
-  const scale = (room(holder) - left - 8) / Math.max(nq, nk), width = nk * scale, height = nq * scale;
-  const root = svg("svg", { viewBox: `${-left} ${-top} ${px(Math.max(nq, nk) * scale + left + 8)} ${px(height + top + 6)}`, role: "img" });
+  const scale = scales(room(holder) - left - 8, nq, nk), width = nk * scale.x, height = nq * scale.y;
+  const root = svg("svg", { viewBox: `${-left} ${-top} ${px(room(holder))} ${px(height + top + 6)}`, role: "img" });
   root.append(svg("rect", { x: 0, y: 0, width: px(width), height: px(height), fill: "var(--skip)" }), axes(nq, nk, scale));
   return { root, scale, width, height };
 }
@@ -53,9 +61,9 @@ function ticks(n, most) {
 
 function axes(nq, nk, scale) {
   const g = svg("g", { "aria-hidden": "true" });
-  const most = Math.max(nq, nk) * scale < 420 ? 4 : 8;
-  for (const t of ticks(nk, most)) g.append(svg("text", { x: px(t * scale), y: -24, "text-anchor": t === nk ? "end" : t ? "middle" : "start", class: "quiet" }, t ? short(t) : "k = 0"));
-  for (const t of ticks(nq, most)) if (t * scale > 20) g.append(svg("text", { x: -22, y: px(t * scale + 4), "text-anchor": "end", class: "quiet" }, short(t)));
+  const most = (length) => Math.max(2, Math.min(8, Math.floor(length / 70)));
+  for (const t of ticks(nk, most(nk * scale.x))) g.append(svg("text", { x: px(t * scale.x), y: -24, "text-anchor": t === nk ? "end" : t ? "middle" : "start", class: "quiet" }, t ? short(t) : "k = 0"));
+  for (const t of ticks(nq, most(nq * scale.y))) if (t * scale.y > 20) g.append(svg("text", { x: -22, y: px(t * scale.y + 4), "text-anchor": "end", class: "quiet" }, short(t)));
   g.append(svg("text", { x: -22, y: 11, "text-anchor": "end", class: "quiet" }, "q"));
   return g;
 }
@@ -66,8 +74,8 @@ function visiblePath(s, scale, step, rows = null) {
   for (let k = 0; k < s.nk; k += step) {
     const w = Math.min(step, s.nk - k), key = heldKey(s, Math.min(s.nk - 1, k + (step >> 1)));
     for (const [a, b] of visibleRows(s, key))
-      if (!rows) path += box(k * scale, a * scale, w * scale, (b - a) * scale);
-      else for (const [x, y] of rows) if (Math.max(a, x) < Math.min(b, y)) path += box(k * scale, Math.max(a, x) * scale, w * scale, (Math.min(b, y) - Math.max(a, x)) * scale);
+      if (!rows) path += cells(scale, k, a, w, b - a);
+      else for (const [x, y] of rows) if (Math.max(a, x) < Math.min(b, y)) path += cells(scale, k, Math.max(a, x), w, Math.min(b, y) - Math.max(a, x));
   }
   return path;
 }
@@ -84,7 +92,7 @@ function tilePaths(s, bq, bkv, scale) {
       const next = j < columns ? tileClass(s, i, j, bq * group, bkv * group) : -1;
       if (next === cls) continue;
       const y0 = i * bq * group, y1 = Math.min(s.nq, y0 + bq * group), x0 = from * bkv * group, x1 = Math.min(s.nk, j * bkv * group);
-      paths[cls] += box(x0 * scale, y0 * scale, (x1 - x0) * scale, (y1 - y0) * scale);
+      paths[cls] += cells(scale, x0, y0, x1 - x0, y1 - y0);
       from = j;
       cls = next;
     }

@@ -9,7 +9,7 @@ function openLocal() {
   for (const part of section.querySelectorAll(".controls, .chunks, .locals, .card")) part.hidden = worlds.length === 0;
   section.querySelector(".empty")?.remove();
   if (!worlds.length) {
-    section.append(html("p", { class: "empty" }, `${slice.nq} rows are too few to share out.`));
+    section.append(html("p", { class: "empty" }, `Too few rows to share out: ${slice.nq}.`));
     return;
   }
   const kept = worlds.includes(String(local.world)) ? String(local.world) : worlds.includes("4") ? "4" : worlds[worlds.length - 1];
@@ -61,8 +61,8 @@ function drawGlobal() {
   const { root, scale, width, height } = plane(byId("global"), slice.nq, slice.nk), step = columnStep(slice);
   local.scale = scale;
   for (let r = 0; r < local.world; r++) root.append(svg("path", { d: visiblePath(slice, scale, step, ranges(r)), fill: rankColour(r), "shape-rendering": slice.nk <= 520 ? "crispEdges" : "auto" }));
-  local.owner.forEach((rank, c) => root.append(svg("rect", { x: -13, y: px(local.bounds[c] * scale), width: 10, height: px((local.bounds[c + 1] - local.bounds[c]) * scale), fill: rankColour(rank) })));
-  const edges = local.bounds.map((b) => `M-13 ${px(b * scale)}H${px(width)}`).join("");
+  local.owner.forEach((rank, c) => root.append(svg("rect", { x: -13, y: px(local.bounds[c] * scale.y), width: 10, height: px((local.bounds[c + 1] - local.bounds[c]) * scale.y), fill: rankColour(rank) })));
+  const edges = local.bounds.map((b) => `M-13 ${px(b * scale.y)}H${px(width)}`).join("");
   root.append(svg("path", { d: edges, stroke: "var(--paper)", "stroke-width": 0.8, "stroke-opacity": 0.9 }));
   root.append(svg("path", { class: "column-mark", fill: "none", stroke: "var(--mark)", "stroke-width": 1.4 }));
   byId("global").replaceChildren(root);
@@ -77,23 +77,24 @@ function drawRank(s, rank) {
     box_.append(html("p", { class: "empty" }, "owns nothing"));
     return box_;
   }
-  const scale = localScale(), root = svg("svg", { viewBox: `-10 -4 ${px(s.nk * scale + 14)} ${px(s.nq * scale + 8)}`, role: "img", "aria-label": `local mask of rank ${rank}` });
-  root.append(svg("rect", { x: 0, y: 0, width: px(s.nk * scale), height: px(s.nq * scale), fill: "var(--skip)" }));
+  const scale = localScale(), width = s.nk * scale.x, height = s.nq * scale.y, root = svg("svg", { viewBox: `-10 -4 ${LOCAL_WIDTH + 14} ${px(height + 8)}`, role: "img", "aria-label": `local mask of rank ${rank}` });
+  root.append(svg("rect", { x: 0, y: 0, width: px(width), height: px(height), fill: "var(--skip)" }));
   root.append(svg("path", { d: visiblePath(s, scale, columnStep(s)), fill: rankColour(rank), "shape-rendering": slice.nk <= 520 ? "crispEdges" : "auto" }));
   let at = 0;
   for (const [a, b] of held) {
-    root.append(svg("path", { d: `M-8 ${px(at * scale)}H${px(s.nk * scale)}`, stroke: "var(--ink)", "stroke-width": 1, "stroke-opacity": 0.6 }));
+    root.append(svg("path", { d: `M-8 ${px(at * scale.y)}H${px(width)}`, stroke: "var(--ink)", "stroke-width": 1, "stroke-opacity": 0.6 }));
     at += b - a;
   }
   root.append(svg("path", { class: "column-mark", "data-rank": rank, fill: "none", stroke: "var(--mark)", "stroke-width": 1.4 }));
   box_.append(root, html("figcaption", {}, `workload ${mean ? (load / mean).toFixed(3) : "1.000"} of mean; rows ${held.length > 6 ? held.slice(0, 6).map(rangeText).join(", ") + ", …" : held.map(rangeText).join(", ")}`));
-  pointing(root, root, scale, s.nk * scale, s.nq * scale, (k) => setColumn(k, rank));
+  pointing(root, root, scale, width, height, (k) => setColumn(k, rank));
   return box_;
 }
 
 const rangeText = ([a, b]) => (b - a === 1 ? count(a) : `${count(a)}–${count(b - 1)}`);
 
-const localScale = () => 300 / Math.max(slice.nk, slice.nq);
+const LOCAL_WIDTH = 300;
+const localScale = () => scales(LOCAL_WIDTH, slice.nq, slice.nk);
 
 // `rank`: the one whose offsets are spelled out.
 function setColumn(k, rank = local.rank) {
@@ -110,7 +111,7 @@ function showColumn() {
   const names = VECTORS.filter((n) => folded[n]);
   for (const mark of document.querySelectorAll(".column-mark")) {
     const onRank = "rank" in mark.dataset, size = onRank ? localScale() : local.scale;
-    mark.setAttribute("d", box(key * size, 0, Math.max(size, 1), (onRank ? local.slices[Number(mark.dataset.rank)].nq : slice.nq) * size));
+    mark.setAttribute("d", box(key * size.x, 0, Math.max(size.x, 1), (onRank ? local.slices[Number(mark.dataset.rank)].nq : slice.nq) * size.y));
   }
   const head = html("tr", {}, html("th", {}, `key ${count(key)}`), ...names.map((n) => html("th", {}, n.toUpperCase())));
   const rows = [html("tr", {}, html("th", {}, "all rows"), ...names.map((n) => html("td", {}, count(folded[n][i]))))];

@@ -3,7 +3,7 @@
 
 const state = { number: 0, slice: 0, tile: [16, 16], cell: null, block: 0 };
 let page, current, slice;
-let scale = 1; // pixels a token in the mask and its curves
+let scale = { x: 1, y: 1 }; // pixels a key, pixels a row, in the mask and its curves
 
 const WHY = {
   causal: "the free triangle q < k",
@@ -21,7 +21,7 @@ function showMask() {
   if (slice.blocks) root.append(svg("path", { d: hiddenPath(), fill: "var(--partial-tint)" }));
   root.append(svg("path", { d: paths[SKIP], fill: "var(--skip)" }), svg("path", { d: paths[UNMASKED], fill: "var(--unmasked)" }));
   for (const p of root.querySelectorAll("path, rect")) p.setAttribute("shape-rendering", slice.nk <= 520 ? "crispEdges" : "auto");
-  if (group === 1 && Math.min(bq, bkv) * scale >= 5) root.append(grid(width, height));
+  if (group === 1 && Math.min(bq * scale.y, bkv * scale.x) >= 5) root.append(grid(width, height));
   root.append(documents());
   root.append(svg("rect", { id: "q-band", fill: "none", stroke: "var(--ink)", "stroke-width": 1.6, rx: 2 }));
   root.append(svg("path", { id: "cross", fill: "none", stroke: "var(--mark)", "stroke-width": 1.1 }));
@@ -37,7 +37,7 @@ function pointing(holder, root, scale, width, height, move, press) {
   const at = (event) => {
     const p = new DOMPoint(event.clientX, event.clientY).matrixTransform(root.getScreenCTM().inverse());
     if (p.x < 0 || p.y < 0 || p.x >= width || p.y >= height) return false;
-    move(Math.floor(p.x / scale), Math.floor(p.y / scale));
+    move(Math.floor(p.x / scale.x), Math.floor(p.y / scale.y));
     return true;
   };
   holder.onpointermove = at;
@@ -47,8 +47,8 @@ function pointing(holder, root, scale, width, height, move, press) {
 function grid(width, height) {
   const [bq, bkv] = state.tile;
   let d = "";
-  for (let q = bq; q < slice.nq; q += bq) d += `M0 ${px(q * scale)}h${px(width)}`;
-  for (let k = bkv; k < slice.nk; k += bkv) d += `M${px(k * scale)} 0v${px(height)}`;
+  for (let q = bq; q < slice.nq; q += bq) d += `M0 ${px(q * scale.y)}h${px(width)}`;
+  for (let k = bkv; k < slice.nk; k += bkv) d += `M${px(k * scale.x)} 0v${px(height)}`;
   return svg("path", { d, stroke: "var(--paper)", "stroke-width": 0.9, "stroke-opacity": 0.7, fill: "none" });
 }
 
@@ -56,7 +56,7 @@ function hiddenPath() {
   const { q, kv, keep } = slice.blocks;
   let d = "";
   keep.forEach((row, i) => [...row].forEach((bit, j) => {
-    if (bit === "0") d += box(j * kv * scale, i * q * scale, Math.min(kv, slice.nk - j * kv) * scale, Math.min(q, slice.nq - i * q) * scale);
+    if (bit === "0") d += cells(scale, j * kv, i * q, Math.min(kv, slice.nk - j * kv), Math.min(q, slice.nq - i * q));
   }));
   return d;
 }
@@ -73,7 +73,7 @@ function documents() {
     const at = -8 - 9 * track;
     const strips = ["", ""], sides = ["", ""];
     for (let i = 0; i < set.start.length && i < 4000; i++) {
-      const a = set.start[i] * scale, w = (set.end[i] - set.start[i]) * scale;
+      const a = set.start[i] * scale.x, w = (set.end[i] - set.start[i]) * scale.x;
       if (w <= 0) continue;
       strips[i % 2] += box(a, at, w, 7);
       sides[i % 2] += box(at, a, 7, w);
@@ -87,7 +87,7 @@ function documents() {
   if (sets.length && sets[0][1].within === null && sets[0][1].start.length <= 200 && slice.nq === slice.nk) {
     let d = "";
     const { start, end } = sets[0][1];
-    for (let i = 0; i < start.length; i++) d += box(start[i] * scale, start[i] * scale, (end[i] - start[i]) * scale, (end[i] - start[i]) * scale);
+    for (let i = 0; i < start.length; i++) d += cells(scale, start[i], start[i], end[i] - start[i], end[i] - start[i]);
     g.append(svg("path", { d, fill: "none", stroke: "var(--ink)", "stroke-width": 1, "stroke-dasharray": "2 3", "stroke-opacity": 0.75 }));
   }
   return g;
@@ -100,17 +100,17 @@ function setCell(q, k) {
 }
 
 function showCross() {
-  const [q, k] = state.cell, w = Math.max(scale, 1.5);
-  const x = k * scale, y = q * scale, width = slice.nk * scale, height = slice.nq * scale;
-  byId("cross").setAttribute("d", `M0 ${px(y + w / 2)}H${px(x)}M${px(x + w)} ${px(y + w / 2)}H${px(width)}M${px(x + w / 2)} 0V${px(y)}M${px(x + w / 2)} ${px(y + w)}V${px(height)}${box(x, y, w, w)}`);
+  const [q, k] = state.cell, w = Math.max(scale.x, 1.5), h = Math.max(scale.y, 1.5);
+  const x = k * scale.x, y = q * scale.y, width = slice.nk * scale.x, height = slice.nq * scale.y;
+  byId("cross").setAttribute("d", `M0 ${px(y + h / 2)}H${px(x)}M${px(x + w)} ${px(y + h / 2)}H${px(width)}M${px(x + w / 2)} 0V${px(y)}M${px(x + w / 2)} ${px(y + h)}V${px(height)}${box(x, y, w, h)}`);
   const line = byId("curve-cross");
-  if (line) line.setAttribute("d", `M${px(x + w / 2)} 0V${px(height)}M0 ${px(y + w / 2)}H${px(width)}`);
+  if (line) line.setAttribute("d", `M${px(x + w / 2)} 0V${px(height)}M0 ${px(y + h / 2)}H${px(width)}`);
 }
 
 function showBand() {
   const [bq] = state.tile, y = state.block * bq;
   const band = byId("q-band");
-  for (const [name, value] of Object.entries({ x: -1.5, y: px(y * scale - 0.5), width: px(slice.nk * scale + 3), height: px(Math.max(2, Math.min(bq, slice.nq - y) * scale + 1)) })) band.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ x: -1.5, y: px(y * scale.y - 0.5), width: px(slice.nk * scale.x + 3), height: px(Math.max(2, Math.min(bq, slice.nq - y) * scale.y + 1)) })) band.setAttribute(name, value);
 }
 
 // ---------------------------------------------------------------- one cell
@@ -203,14 +203,14 @@ function showCurves() {
   const step = columnStep(slice), shades = { lower: "", upper: "", causal: "", diag: "" };
   for (let k = 0; k < slice.nk; k += step) {
     const w = Math.min(step, slice.nk - k);
-    for (const r of maskedRows(slice, heldKey(slice, k))) shades[r.why] += box(k * scale, r.start * scale, w * scale, (r.end - r.start) * scale);
+    for (const r of maskedRows(slice, heldKey(slice, k))) shades[r.why] += cells(scale, k, r.start, w, r.end - r.start);
   }
   root.append(svg("path", { d: shades.causal + shades.diag, fill: "var(--quiet)", "fill-opacity": 0.13 }));
   root.append(svg("path", { d: shades.lower, fill: "var(--lower)", "fill-opacity": 0.13 }), svg("path", { d: shades.upper, fill: "var(--upper)", "fill-opacity": 0.13 }));
   const shown = [];
   if (slice.causal) {
-    const end = Math.min(width, height);
-    root.append(svg("path", { d: `M0 0L${px(end)} ${px(end)}`, stroke: "var(--quiet)", "stroke-width": 1.6, "stroke-dasharray": "2 3" }));
+    const end = Math.min(slice.nq, slice.nk);
+    root.append(svg("path", { d: `M0 0L${px(end * scale.x)} ${px(end * scale.y)}`, stroke: "var(--quiet)", "stroke-width": 1.6, "stroke-dasharray": "2 3" }));
   }
   for (const name of VECTORS) {
     if (!slice[name]) continue;
@@ -228,8 +228,8 @@ function showCurves() {
 function curve(v, step) {
   let d = "";
   for (let k = 0; k < slice.nk; k += step) {
-    const y = px(v[Math.floor(k / slice.stride)] * scale);
-    d += `${k ? "V" : `M0 `}${y}H${px(Math.min(slice.nk, k + step) * scale)}`;
+    const y = px(v[Math.floor(k / slice.stride)] * scale.y);
+    d += `${k ? "V" : `M0 `}${y}H${px(Math.min(slice.nk, k + step) * scale.x)}`;
   }
   return d;
 }
