@@ -21,7 +21,8 @@ from maskc.ir.verdict import Counterexample, Refuted
 
 _T = TypeVar("_T")
 SIZES = range(3, 13)
-TRIALS = 100  # per size
+TRIALS = 100  # per size, for a mask of at most FEW_CASES cases; fewer where every column takes longer
+FEW_CASES = 20
 HEADS = 2
 _LONG = 70  # characters of a quoted condition
 
@@ -65,7 +66,8 @@ def refutation(fn: MaskFn) -> Refuted | None:
     """
     fn = _without_tables(fn)
     cases = interval_cases(fn)
-    found = smallest(fn, needs_hole_free(fn), SIZES, TRIALS, lambda env: _overfull(fn, cases, env))
+    trials = TRIALS * FEW_CASES // max(FEW_CASES, len(cases))
+    found = smallest(fn, needs_hole_free(fn), SIZES, trials, lambda env: _overfull(fn, cases, env))
     if found is None:
         return None
     env, (h, k, runs) = found
