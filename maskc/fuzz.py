@@ -36,6 +36,7 @@ from maskc.runtime.schedule import STRATEGIES
 
 HEADS, KV_HEADS = 4, 2
 TOLERANCE = 1e-10  # of fp64 results, which are of order one
+DRAWS = 8  # of inputs for one case
 FLEX_EVERY = 20  # cases: FlexAttention is traced anew for each size on a CPU
 
 NOT_HERE = ""  # of a way to run that refuses a case, such as small blocks of a table on a GPU
@@ -133,9 +134,14 @@ def _failure(fn: MaskFn, env: Env, seed: int, way: str, what: str) -> Failure:
 
 
 def _environment(fn: MaskFn, rng: random.Random, n: int) -> Env | None:
-    nq = n
-    nk = n if fn.square or rng.random() < 0.5 else rng.randint(1, n)
-    return random_env(fn, rng, nq, nk, needs_hole_free(fn), heads=len(heads_of(fn)))
+    """Inputs whose larger size is n, or None where a few draws found none that obey the facts."""
+    for _ in range(DRAWS):
+        short = n if fn.square or rng.random() < 0.5 else rng.randint(1, n)
+        nq, nk = (n, short) if rng.random() < 0.5 else (short, n)
+        env = random_env(fn, rng, nq, nk, needs_hole_free(fn), heads=len(heads_of(fn)))
+        if env is not None:
+            return env
+    return None
 
 
 def _case(mask: CompiledMask, env: Env, rng: random.Random) -> Case:
