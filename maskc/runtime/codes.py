@@ -6,7 +6,8 @@ CODES: dict[str, str] = {
     "M520": """The Hopper backend was asked for tensors that are not on a GPU.
 `backend="hopper"` needs q, k and v on one CUDA device. `backend="auto"` follows the tensors.""",
     "M521": """The GPU is not a Hopper one.
-The generated kernels use instructions of sm_90a (H100, H200) that no other GPU has. `backend="cpu"` runs anywhere.""",
+The generated kernels use instructions of sm_90a (H100, H200) that no other GPU has. `backend="flex"` runs the same mask on any
+CUDA GPU, and `backend="auto"` takes it there.""",
     "M522": """The kernels have no such dtype.
 q, k and v are all torch.bfloat16 or all torch.float16; a result may have their dtype or float32.""",
     "M523": """The kernels have no such head dim.

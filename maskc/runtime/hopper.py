@@ -42,7 +42,7 @@ def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Ten
     if torch.cuda.get_device_capability(q.device) != (9, 0):
         name = torch.cuda.get_device_name(q.device)
         return Diagnostic(
-            "M521", f"the kernels are built for sm_90a (H100, H200), this GPU is {name}", help='backend "cpu" runs anywhere'
+            "M521", f"the kernels are built for sm_90a (H100, H200), this GPU is {name}", help='backend="flex" runs on it'
         )
     if q.dtype not in DTYPES or k.dtype != q.dtype or val.dtype != q.dtype:
         kinds = ", ".join(str(t.dtype) for t in (q, k, val))
