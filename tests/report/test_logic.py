@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 import maskc
 from maskc.binding.bound import BoundMask
+from maskc.codegen.mirror import KvIndex
+from maskc.codegen.spec import CAUSAL, LTE, LTS, UTE, UTS
 from maskc.ir.reference import Env, visible
 from maskc.report import cases as report_cases
 from maskc.report.cases import Subject, case, head_of, parse_size
@@ -59,6 +62,26 @@ TILES = """return data.map((c) => c.slices.map((_, n) => Object.keys(c.tiles).ma
 
 def expected_tiles(s: Subject, c: dict[str, Any]) -> list[list[list[list[int]]]]:
     return [[classify(v, *parse_size(size))[0, 0].tolist() for size in c["tiles"]] for _, v in slices(s, c)]
+
+
+QUEUES = """return data.map((c) => c.slices.map((_, n) => {
+    const s = openSlice(c, n);
+    return Array.from({ length: Math.ceil(s.nq / 16) }, (_, i) => rowOfTiles(s, i, 16, 16).filter((t) => t.cls !== SKIP)
+        .map((t) => [t.block, t.cls === PARTIAL ? tileTests(s, i, t.block, 16, 16) : []]));
+}));"""
+
+
+def test_queues_and_tests_are_the_kernels(subjects: dict[str, Subject], cases: dict[str, Any]) -> None:
+    """Order of the queue, and the bounds that a PARTIAL tile is tested against, as the kernel's own mirror has them."""
+    tests = {CAUSAL: "q < k", LTS: "LTS", LTE: "LTE", UTS: "UTS", UTE: "UTE"}
+    for name, found in zip(NAMES, evaluate(QUEUES, [cases[n] for n in NAMES]), strict=True):
+        for (_, v), rows in zip(slices(subjects[name], cases[name]), found, strict=True):
+            vectors = dict(zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True))
+            spec: Any = SimpleNamespace(block_q=16, block_kv=16, zero_unseen=False, form=SimpleNamespace(causal=v.causal))
+            index = KvIndex(spec, v.nq, v.nk, {n: t[0, 0].tolist() for n, t in vectors.items() if t is not None})
+            for i, got in enumerate(rows):
+                want = [(block, [text for bit, text in tests.items() if tag & bit]) for block, tag in index.queue(i)]
+                assert [tuple(entry) for entry in got] == want, (name, i)
 
 
 def test_tile_classes_where_a_page_holds_some_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
