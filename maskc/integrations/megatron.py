@@ -17,7 +17,7 @@ from torch import Tensor
 from maskc.binding.bound import BoundMask
 from maskc.convert.varlen import from_cu_seqlens
 from maskc.diagnostics import Diagnostic, MaskcError, error
-from maskc.integrations.transformers import Attend
+from maskc.integrations.attend import Attend
 from maskc.runtime.run import run
 from maskc.targets import load
 

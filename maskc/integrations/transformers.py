@@ -16,9 +16,9 @@ whatever would change the result beside the mask is refused (M551).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +26,11 @@ from torch import Tensor
 from maskc.binding.bound import BoundMask
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.integrations.attend import Attend
 from maskc.runtime.run import run
 from maskc.targets import load
 
-if TYPE_CHECKING:
-    from maskc.runtime.plan import AttentionPlan
+__all__ = ["Attend", "LayerMasks", "attention", "layer_masks", "no_mask", "register"]
 
 NAME = "maskc"
 
@@ -79,25 +79,6 @@ class LayerMasks:
 def layer_masks(target: str | Path, **layers: str) -> LayerMasks:
     """Masks of one file for the layer types of a model: layer_masks("gemma3.mask", full_attention="global", ...)."""
     return LayerMasks({kind: load(f"{target}:{name}") for kind, name in layers.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """How the layers of one call attend. masks: one bound mask, or one per layer type; the rest as in `maskc.run`."""
-
-    masks: BoundMask | Mapping[str, BoundMask]
-    group: Any = None
-    plan: AttentionPlan | None = None
-    strategy: str = "auto"
-    deterministic: bool = False
-    backend: str = "auto"
-    options: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        options: dict[str, Any] = {"deterministic": self.deterministic, "backend": self.backend}
-        if self.group is not None:
-            options |= {"group": self.group, "plan": self.plan, "strategy": self.strategy}
-        object.__setattr__(self, "options", options)
 
 
 def register() -> None:

@@ -12,8 +12,8 @@ import torch
 
 import maskc
 from maskc.diagnostics import MaskcError
+from maskc.integrations.attend import Attend
 from maskc.integrations.megatron import CoreAttention
-from maskc.integrations.transformers import Attend
 
 
 class AttnMaskType(Enum):
