@@ -49,7 +49,8 @@ class Comparison:
     """What `maskc diff` prints.
 
     outcome: proved equal for every input; equal on the given data; different; or undecided, when neither the proof nor the
-    search found an answer. inputs: (name, text) of the smallest input found. pictures: both masks around the cell.
+    search found an answer. inputs: (name, text) of the smallest input found. pictures: both masks around the cell, keys from
+    `first_key` on.
     """
 
     names: tuple[str, str]
@@ -61,6 +62,7 @@ class Comparison:
     cells: int = 0
     inputs: tuple[tuple[str, str], ...] = ()
     pictures: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    first_key: int = 0
 
     def render(self) -> str:
         return "\n".join(self._lines())
@@ -91,6 +93,8 @@ class Comparison:
             yield "smallest input found: " + ", ".join(f"{name} = {text}" for name, text in self.inputs)
         left, right = self.pictures
         width = max(len(line) for line in (a, *left))
+        if self.first_key:
+            yield f"the pictures begin with key {self.first_key}"
         yield ""
         for x, y in zip((a, *left), (b, *right), strict=True):
             yield f"    {x:<{width}}    {y}".rstrip()
@@ -148,7 +152,7 @@ def _on_data(a: CompiledMask, b: CompiledMask, names: tuple[str, str], path: Pat
     cell = Cell(batch, head, row, key, names[0] if tiles[0][row - r0][key - c0] else names[1])
     cells = v.nq * v.nk * max(v.batch, w.batch) * max(v.heads, w.heads)
     pictures = _drawn(tiles[0], r0), _drawn(tiles[1], r0)
-    return Comparison(names, "different", v.nq, v.nk, cell, differing, cells, (), pictures)
+    return Comparison(names, "different", v.nq, v.nk, cell, differing, cells, (), pictures, c0)
 
 
 def _bound(mask: CompiledMask, other: CompiledMask, path: Path) -> BoundMask:

@@ -62,7 +62,17 @@ def test_a_difference_that_small_inputs_do_not_show(file: Path, capsys: pytest.C
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "x.mask:a and x.mask:c differ: row 70 sees key 30 in x.mask:a only"
     assert out[1] == "55 of 10000 cells differ (100 rows, 100 keys)"
-    assert len(out) == 4 + 32
+    assert out[2] == "the pictures begin with key 14"
+    assert out[4:] == [
+        f"    {'x.mask:a':<35}    x.mask:c",
+        *(f"    {q} {_row(q, 30, 14)}    {q} {_row(q, max(30, q - 39), 14)}" for q in range(54, 80)),
+        *(f"    {q} {'.' * 32}    {q} {'.' * 32}" for q in range(80, 86)),
+    ]
+
+
+def _row(q: int, first: int, c0: int) -> str:
+    """Keys c0 to c0 + 31 of a row that sees the keys from `first` to its own."""
+    return "".join("#" if first <= k <= q else "." for k in range(c0, c0 + 32))
 
 
 def test_one_size_is_enough(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
