@@ -198,9 +198,11 @@ class _Binder:
             shape = "[heads] or [batch, heads]" if decl.per == "head" else "[n], [batch, n] or [batch, heads, n]"
             raise what.error("M413", f"has {vector.ndim} axes, not {shape}")
         if decl.per == "head":
-            vector = vector.reshape(-1, vector.shape[-1], 1)
+            vector = (vector if vector.ndim == 2 else vector[None])[..., None]
         else:
             vector = vector.reshape((1,) * (3 - vector.ndim) + vector.shape) if vector.ndim != 2 else vector[:, None]
+        if not vector.shape[0] or not vector.shape[1]:
+            raise what.error("M413", "is for no head" if vector.shape[0] else "is for no batch item")
         self.agree("batch", vector.shape[0], f"`{decl.name}`")
         self.agree("heads", vector.shape[1], f"`{decl.name}`")
         vector = self._truths(vector, what) if decl.kind is InputKind.BOOL else self._fits(vector, what)

@@ -28,6 +28,9 @@ class Named:
 def integers(value: object, what: Named) -> Tensor:
     """An integer or bool tensor of the value, where it is. Raises M412 for anything else."""
     tensor = value.detach() if isinstance(value, Tensor) else _from_host(value, what)
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        raise what.error("M412", f"is a {kind} tensor, which has no numbers to read", "give a dense tensor")
     if tensor.numel() == 0:
         return tensor.to(torch.int64)
     if tensor.is_floating_point() or tensor.is_complex():

@@ -324,7 +324,10 @@ def _world(world_size: int | None, group: ProcessGroup | None) -> int:
     if group is not None:
         import torch.distributed as dist
 
-        count = dist.get_world_size(group)
+        try:
+            count = dist.get_world_size(group)
+        except AttributeError:
+            raise error("M701", f"group is {type(group).__name__}, not a process group") from None
         if world_size not in (None, count):
             raise error("M701", f"world_size is {world_size}, the group has {count} ranks")
         return count

@@ -68,6 +68,8 @@ def run(
             f"spec is {type(spec).__name__}, not a bound mask",
             'give mask.bind(...), a compiled mask, a path or "std:..."',
         )
+    if not isinstance(deterministic, bool):
+        raise _type_error("M511", f"deterministic is {deterministic!r}, not True or False")
     packed = isinstance(q, Tensor) and q.ndim == 3
     if packed:
         q, k, v = (x[None] if isinstance(x, Tensor) and x.ndim == 3 else x for x in (q, k, v))
@@ -143,6 +145,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in named.items():
         if not isinstance(x, Tensor):
             raise _type_error("M511", f"{name} is {type(x).__name__}, not a tensor")
+        if x.layout is not torch.strided:
+            raise _type_error("M511", f"{name} is a {str(x.layout).removeprefix('torch.')} tensor, not a dense one")
         if x.ndim != 4:
             raise error("M503", f"{name} has shape {tuple(x.shape)}, not [B, S, H, D] or packed [T, H, D]")
     if not q.device == k.device == v.device:
@@ -244,7 +248,10 @@ def _kernel_of(spec: BoundMask, device: torch.device) -> Prepare | None:
 def _world_size(group: Any) -> int:
     from torch import distributed
 
-    return distributed.get_world_size(group)
+    try:
+        return distributed.get_world_size(group)
+    except AttributeError:
+        raise _type_error("M511", f"group is {type(group).__name__}, not a process group") from None
 
 
 def _listed(named: Mapping[str, Tensor], attribute: str) -> str:
