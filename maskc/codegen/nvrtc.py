@@ -182,7 +182,9 @@ def _compile(source: CudaSource, flags: tuple[str, ...], kind: str) -> tuple[byt
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
         log = _TIME.sub("", _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode())
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise error("M602", f"NVRTC refuses {source.name}: {status.name}", None, None, ("log", log.strip()))
+            old = status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION
+            hint = f"this is NVRTC {version()}; maskc needs 12.8 or newer" if old else None
+            raise error("M602", f"NVRTC refuses {source.name}: {status.name}", None, hint, ("log", log.strip()))
         if kind == "ptx":
             return _bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), log
         return _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log

@@ -286,6 +286,16 @@ def _libcuda() -> ctypes.CDLL:
 _WRONG_IMAGE = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
 
+_NO_DEVICE = (
+    "CUDA_ERROR_NO_DEVICE",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    "CUDA_ERROR_DEVICE_NOT_LICENSED",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER",
+)
+
+
 def _call(function: Any, *args: object) -> Any:
     """Call the driver and return its one result, if it has one."""
     try:
@@ -294,6 +304,8 @@ def _call(function: Any, *args: object) -> Any:
         raise _no_driver(str(e)) from e
     if int(status) == 0:
         return result[0] if result else None
+    if status.name in _NO_DEVICE:
+        raise _no_driver(status.name)
     if status.name in _WRONG_IMAGE:
         why = f"this GPU or driver cannot run the kernel: {status.name}"
         raise error("M606", why, None, "kernels are built for sm_90a (H100, H200); `maskc doctor` shows the versions in use")
