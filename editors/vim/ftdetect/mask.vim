@@ -1,0 +1,1 @@
+autocmd BufNewFile,BufRead *.mask setfiletype mask
