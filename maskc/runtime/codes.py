@@ -70,4 +70,10 @@ It needs at least one mask; `weights` gives for each the number of layers that u
 told when the plan was made with `heads_kv` and `head_dim`.""",
     "M716": """The ranks do not divide into nodes.
 `nodes` is the number of machines, each with the same number of ranks, numbered machine by machine.""",
+    "M721": """A key chunk did not arrive.
+Overlapped attention waits for the keys of other ranks while it runs, each wait for a bounded time. A peer died, is late, or
+made another call, or waiting was stopped. Results since the last `finish` are useless; the rank can be used again.""",
+    "M722": """Overlapped attention cannot run this plan.
+It copies every chunk straight from its owner, so a plan across nodes is made with `hierarchical=False`; it tells 4096 key
+chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds.""",
 }

@@ -1,0 +1,205 @@
+"""The overlapped executors on host queues: the steps they enqueue give the dense answer, epoch after epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from maskc.codegen.forward import forward_spec
+from maskc.codegen.spec import MaskForm
+from maskc.diagnostics import MaskcError
+from maskc.runtime import hopper
+from maskc.runtime.localize import localize
+from maskc.runtime.overlap import STOPPED, Overlapped, gate_tables
+from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.plan import AttentionPlan, plan
+from maskc.runtime.protocol import Word
+from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, write_word
+from tests.dist.cases import FORMS, Case, dense, tensors, vectors
+
+CPU = torch.device("cpu")
+
+
+class World:
+    """Every rank of a case with its loopback."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.v = case, vectors(case)
+        self.p: AttentionPlan = case.plan(self.v)
+        shape = KeyShape(case.batch[0], case.heads[1], *case.dims, torch.float64)
+        self.plans = [overlap_plan(self.p, r) for r in range(case.world)]
+        self.links = [Loopback(self.p.keys, o.rank, o.sources, shape, pinned=False) for o in self.plans]
+        self.ranks = [
+            Overlapped(o, self.p.keys, shape, link, HostQueues(), CPU, timeout=0.2)
+            for o, link in zip(self.plans, self.links, strict=True)
+        ]
+
+    def post(self, rank: int, epoch: int, k: Tensor, val: Tensor) -> None:
+        for peer in self.plans[rank].sources:
+            self.links[rank].post(peer, epoch, self._fill(peer, k, val))
+
+    def _fill(self, peer: int, k: Tensor, val: Tensor) -> Callable[[Pair], None]:
+        def fill(pair: Pair) -> None:
+            for half, whole in zip(pair, (k, val), strict=True):
+                half.copy_(self.p.shard(whole, peer, of="keys").transpose(0, 1))
+
+        return fill
+
+    def forward(self, rank: int, q: Tensor, k: Tensor, val: Tensor, executor: str) -> tuple[Tensor, Tensor]:
+        local = localize(self.v, self.p.rows, self.p.rows.chunks_of(rank), self.p.keys, self.plans[rank].columns)
+        mine = [self.p.shard(q, rank), *(self.p.shard(x, rank, of="keys") for x in (k, val))]
+        return self.ranks[rank].forward(local, *mine, q.shape[3] ** -0.5, executor)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_every_rank_gives_its_rows_of_the_dense_answer(number: int) -> None:
+    """Random masks, layouts, heads, batches; four calls with other keys; the buffer is poisoned before each."""
+    world = (2, 3, 4)[number % 3]
+    case = Case(
+        world,
+        (40, 29, 65)[number % 3],
+        number,
+        FORMS[number % len(FORMS)],
+        causal=number % 2 == 0,
+        order=("balanced", "contiguous", "zigzag")[number % 3],
+        chunk=(None, 1, 3, 8)[number % 4],
+        heads=(4, (1, 2, 4)[number % 3], 2),
+        batch=((1, 1), (2, 1), (2, 2))[number % 3],
+        dims=(8, (8, 4)[number % 2]),
+    )
+    made = World(case)
+    for epoch in range(1, 5):
+        step = replace(case, seed=case.seed + 100 * epoch)
+        q, k, val, _, _ = tensors(step)
+        want = dense(replace(step, form=case.form), made.v)
+        for rank, running in enumerate(made.ranks):
+            running.keys.fill_(math.nan)
+            running.values.fill_(math.nan)
+            made.post(rank, epoch, k, val)
+            out, lse = made.forward(rank, q, k, val, ("gated", "copy-then-attend")[epoch % 2])
+            running.finish()
+            torch.testing.assert_close(out, made.p.shard(want["out"], rank), rtol=0, atol=1e-10)
+            torch.testing.assert_close(lse, made.p.shard(want["lse"], rank, 2), rtol=0, atol=1e-10)
+
+
+def test_a_rank_that_does_not_post_is_an_error_and_the_next_call_works() -> None:
+    case = Case(2, 40, 0, "none", causal=False, chunk=4, order="zigzag")
+    made = World(case)
+    q, k, val, _, _ = tensors(case)
+    with pytest.raises(MaskcError, match="M721"):
+        made.forward(0, q, k, val, "gated")
+    made.post(0, 2, k, val)
+    out, _ = made.forward(0, q, k, val, "gated")
+    torch.testing.assert_close(out, made.p.shard(dense(case, made.v)["out"], 0))
+
+
+def test_what_the_kernel_or_the_host_wrote_is_raised_once() -> None:
+    case = Case(2, 40, 0, chunk=4, order="contiguous", causal=False, form="none")
+    made = World(case)
+    running = made.ranks[0]
+    slot = running.plan.own
+    write_word(running.failed.data_ptr(), slot + 1)
+    with pytest.raises(MaskcError, match=rf"M721.*key chunk {running.plan.slots[slot].chunk} of rank 1"):
+        running.finish()
+    running.stop()
+    with pytest.raises(MaskcError, match="stopped"):
+        running.finish()
+    running.finish()
+
+
+def test_stopping_ends_the_waits_of_streams() -> None:
+    made = World(Case(2, 40, 0, "none", causal=False))
+    running = made.ranks[0]
+    running.epoch = 7
+    running.stop()
+    assert running.failed.item() == STOPPED - (1 << 32)
+    HostQueues().wait("copy", made.links[0].address(Word("ready", 0, 1)), 7)
+
+
+def test_a_source_half_is_not_overwritten_before_it_was_copied() -> None:
+    case = Case(2, 40, 0, "none", causal=False)
+    made = World(case)
+    _, k, val, _, _ = tensors(case)
+    for epoch in (1, 2):
+        made.post(0, epoch, k, val)
+    with pytest.raises(TimeoutError, match="epoch 1 of rank 1"):
+        made.links[0].post(1, 3, timeout=0.01)
+
+
+def test_plans_that_relay_are_refused() -> None:
+    case = Case(4, 64, 5, "none", causal=False, chunk=4, switches={"nodes": 2})
+    p = case.plan(vectors(case))
+    shape = KeyShape(1, 1, 8, 8, torch.float64)
+    o = overlap_plan(p, 0)
+    assert any(s.source != p.keys.owner[s.chunk] for s in o.slots)
+    with pytest.raises(MaskcError, match=r"M722.*passed on"):
+        Overlapped(o, p.keys, shape, Loopback(p.keys, 0, range(4), shape, pinned=False), HostQueues(), CPU)
+    flat = plan(vectors(case), world_size=4, chunk=4)
+    with pytest.raises(MaskcError, match=r"M722.*timeout"):
+        Overlapped(
+            overlap_plan(flat, 0),
+            flat.keys,
+            shape,
+            Loopback(flat.keys, 0, range(4), shape, False),
+            HostQueues(),
+            CPU,
+            timeout=1e5,
+        )
+
+
+# ---------------------------------------------------------------- what a GPU would be given
+
+
+def test_a_gated_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The struct of a gated call: tables of the right size, epoch, own slots, and the order of work."""
+    seen: list[tuple[object, Any, int]] = []
+
+    def launch(kernel: object, grid: object, threads: int, arguments: object, *, device: object, shared: int = 0) -> None:
+        body = arguments.body  # type: ignore[attr-defined]
+        seen.append((kernel, type(body).from_buffer_copy(body), shared))
+
+    monkeypatch.setattr(hopper, "launch", launch)
+    monkeypatch.setattr(hopper, "_forward_kernel", lambda spec: str(spec))
+    monkeypatch.setattr(hopper, "_schedule_kernel", lambda spec, name: name)
+    monkeypatch.setattr(hopper, "tensor_map", lambda *args: bytes(128))
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "work_counter", lambda device: torch.zeros(2, dtype=torch.int32))
+    v = vectors(Case(2, 1024, 3, "lts"))
+    p = plan(v, world_size=2, chunk=128)
+    o = overlap_plan(p, 0)
+    local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, o.columns)
+    spec = replace(forward_spec(hopper.mask_form(local), 128, "bf16"), gated=True)
+    tables = gate_tables(local, o, spec, 4, 1, 2, CPU)
+    gate = hopper.GateTables(tables.items.data_ptr(), tables.blocks.data_ptr(), 16, 32, 9, 5, o.own)
+    q = torch.zeros(1, local.nq, 4, 128, dtype=torch.bfloat16)
+    k = torch.zeros(o.rows, 1, 2, 128, dtype=torch.bfloat16).transpose(0, 1)
+    hopper.forward_with(spec, local, q, k, k, 0.1, gate=gate)
+    kernel, body, shared = seen[-1]
+    assert str(kernel).endswith("-gated")
+    assert shared == spec.shared_bytes
+    assert body.items == len(tables.items) == 4 * -(-local.nq // 128)
+    assert len(tables.blocks) == body.mask.kv_blocks
+    assert (body.gate.flags, body.gate.failed, body.gate.timeout, body.gate.epoch, body.gate.own) == (16, 32, 9, 5, o.own)
+    assert body.gate.items == tables.items.data_ptr()
+    plain = replace(spec, gated=False)
+    hopper.forward_with(plain, local, q, k, k, 0.1)
+    assert not hasattr(seen[-1][1], "gate")
+
+
+def test_gate_tables_pack_slots_and_items() -> None:
+    v = vectors(Case(2, 512, 1, "none"))
+    p = plan(v, world_size=2, chunk=96, order="contiguous")
+    o = overlap_plan(p, 1)
+    local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
+    spec = forward_spec(MaskForm(ute=True), 128, "bf16")
+    tables = gate_tables(local, o, spec, 2, 1, 1, CPU)
+    blocks = tables.blocks.numpy().view(np.uint32)
+    assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(128).tolist()]
+    assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks of 128"
