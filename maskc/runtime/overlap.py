@@ -198,9 +198,8 @@ class Overlapped:
 
     def _pull(self, slot: int, source: int, half: int) -> None:
         at = self.plan.slots[slot]
-        k, v = self.transport.source(source, half, at.chunk)
-        self.keys[at.start : at.start + at.rows].copy_(k, non_blocking=True)
-        self.values[at.start : at.start + at.rows].copy_(v, non_blocking=True)
+        rows = slice(at.start, at.start + at.rows)
+        self.transport.pull(source, half, at.chunk, (self.keys[rows], self.values[rows]))
 
     def _address(self, word: Word) -> int:
         return self.flags.data_ptr() + 4 * word.by if word.kind == "flag" else self.transport.address(word)

@@ -38,8 +38,10 @@ class KeyShape:
 
     def empty(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
         """Zeros: what is never copied must be finite, for 0 * NaN is NaN."""
-        made = (torch.zeros(rows, self.batch, self.heads, d, dtype=self.dtype, device=device) for d in (self.dim_k, self.dim_v))
-        k, v = (t.pin_memory() if pinned else t for t in made)
+        k, v = (
+            torch.zeros(rows, self.batch, self.heads, d, dtype=self.dtype, device=device, pin_memory=pinned)
+            for d in (self.dim_k, self.dim_v)
+        )
         return k, v
 
 
@@ -151,8 +153,8 @@ class Transport(Protocol):
     def address(self, word: Word) -> int:
         """Address of a "ready" or "done" word that streams of this GPU can wait for and write."""
 
-    def source(self, rank: int, half: int, chunk: int) -> Pair:
-        """The rows of a chunk in a half of another rank's source buffer."""
+    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
+        """Enqueue on torch's current stream: a chunk from a half of another rank's source buffer."""
 
     def own(self, half: int) -> Pair | None:
         """A half of this rank's source buffer, None where nobody reads it."""
@@ -165,11 +167,13 @@ class Loopback:
     """Other ranks in host memory. Nobody reads this rank's keys.
 
     keys: the key layout. peers: the ranks that this one copies from. pinned: page-locked memory, which copy engines need
-    (False without a GPU).
+    (False without a GPU). slowness: times that each chunk is copied, for a link of that fraction of the rate.
     """
 
-    def __init__(self, keys: Layout, rank: int, peers: Iterable[int], shape: KeyShape, pinned: bool = True) -> None:
-        self.keys, self.rank, self.shape = keys, rank, shape
+    def __init__(
+        self, keys: Layout, rank: int, peers: Iterable[int], shape: KeyShape, pinned: bool = True, slowness: int = 1
+    ) -> None:
+        self.keys, self.rank, self.shape, self.slowness = keys, rank, shape, slowness
         self._halves = {
             r: tuple(shape.empty(keys.local_length(r), "cpu", pinned) for _ in range(HALVES)) for r in peers if r != rank
         }
@@ -181,11 +185,12 @@ class Loopback:
         peer = word.by if word.kind == "ready" else word.holder
         return self._words.data_ptr() + 4 * (2 * self._index[peer] + (word.kind == "done"))
 
-    def source(self, rank: int, half: int, chunk: int) -> Pair:
-        k, v = self._halves[rank][half]
+    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         rows = slice(start, start + self.keys.size_of(chunk))
-        return k[rows], v[rows]
+        for mine, theirs in zip(into, self._halves[rank][half], strict=True):
+            for _ in range(self.slowness):
+                mine.copy_(theirs[rows], non_blocking=True)
 
     def own(self, half: int) -> Pair | None:
         return None
