@@ -62,7 +62,8 @@ The mask was bound without sizes and no input has one per row or key. Give `nq=`
 `positions(per="doc")`, `shift_labels`, `roll(per="doc")` and order "zigzag-document" go by the one segments input of the
 mask that is not within another. With several, or none, name it: `maskc.plan(..., documents="doc")`.""",
     "M713": """Unknown name of an order, strategy or axis.
-Orders: contiguous, zigzag, zigzag-document, balanced. Strategies: all-gather, staged, ring, auto. Axes: rows, keys.""",
+Orders: contiguous, zigzag, zigzag-document, balanced. Strategies: all-gather, staged, ring, auto. Axes: rows, keys.
+Directions: forward, backward. Positions count per doc or per sequence.""",
     "M714": """The plan has too many chunks.
 Workloads and transfers are kept per pair of chunks, so their number is limited. Choose a larger `chunk`.""",
     "M715": """A plan lacks something it was asked for.
@@ -76,4 +77,6 @@ made another call, or waiting was stopped. Results since the last `finish` are u
     "M722": """Overlapped attention cannot run this plan.
 It copies every chunk straight from its owner, so a plan across nodes is made with `hierarchical=False`; it tells 4096 key
 chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds.""",
+    "M717": """An argument of maskc.plan is not what it must be.
+Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0, and switches are True or False.""",
 }

@@ -61,6 +61,9 @@ class Peer:
 
     @classmethod
     def of(cls, group: Any) -> Peer:
+        """Raises MaskcError M701 where there is no group yet."""
+        if not dist.is_initialized():
+            raise error("M701", "torch.distributed has no process group yet", None, "call init_process_group first")
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
 
@@ -167,9 +170,7 @@ def agree(peer: Peer, fields: Fields, refused: bool, device: torch.device) -> No
     """
     mine = [_number(v) for v in fields.values()] + [int(refused)]
     everyone = gather_numbers(peer, mine, device, "the check at first use")
-    refusing = [r for r, row in enumerate(everyone) if row[-1]]
-    if refusing:
-        raise error("M708", f"rank {refusing[0]} refused the call, so no rank runs it; its own error says why")
+    check_refusals([bool(row[-1]) for row in everyone])
     for i, (name, value) in enumerate(fields.items()):
         values = [row[i] for row in everyone]
         if len(set(values)) > 1:
@@ -181,6 +182,12 @@ def agree(peer: Peer, fields: Fields, refused: bool, device: torch.device) -> No
                 None,
                 "every rank must make the same call with a plan of the same batch",
             )
+
+
+def check_refusals(refused: Sequence[bool]) -> None:
+    """Raise M708 when some rank does not make the call."""
+    if any(refused):
+        raise error("M708", f"rank {refused.index(True)} refused the call, so no rank runs it; its own error says why")
 
 
 def gather_numbers(peer: Peer, mine: Sequence[int], device: torch.device, what: str) -> list[list[int]]:

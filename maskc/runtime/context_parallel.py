@@ -14,15 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm, executor
 from maskc.runtime.comm import Peer
 from maskc.runtime.executor import Call
 from maskc.runtime.machine import DEFAULT_MACHINE
-from maskc.runtime.plan import AttentionPlan, Spec
+from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
+from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.remember import remembered
 from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of
 from maskc.runtime.schedule import STRATEGIES
@@ -78,7 +78,7 @@ def run(
         return (out, lse) if return_lse else out
     peer = Peer.of(group)
     plan = plan if plan is not None else contiguous_plan(spec, q, k, peer)
-    recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    recording = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (q, k, v))
     call = agreed_call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend, recording)
     out, lse = _ContextAttention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
@@ -141,6 +141,7 @@ def agreed_call(
             v.shape,
             q.dtype,
             call.scale,
+            call.backend,
             deterministic,
             recording,
         )
@@ -152,7 +153,7 @@ def agreed_call(
         failure = e
         fields = dict.fromkeys(FIELDS, 0)
     try:
-        comm.agree(peer, fields, failure is not None, torch.as_tensor(q).device)
+        comm.agree(peer, fields, failure is not None, _device(q))
     except MaskcError as disagreement:
         raise failure or disagreement from None
     assert call is not None
@@ -175,6 +176,8 @@ def _call(
     backend: str,
 ) -> Call:
     check_tensors(q, k, v)
+    if not isinstance(plan, AttentionPlan):
+        raise error("M511", f"plan is {type(plan).__name__}, not what maskc.plan returns")
     _check_rows(q, k, v, plan, peer)
     part = plan.part(spec)
     if strategy == "auto":
@@ -274,17 +277,25 @@ def _process_group(peer: Peer) -> Any:
 
 
 def contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPlan:
-    """The plan of the contiguous equal split; where the mask does not know its size, ranks add up their rows once."""
-    if isinstance(spec, BoundaryVectors):
-        return _contiguous(spec, peer.world, spec.nq, spec.nk)
-    return _contiguous_by_rows(spec, peer, q.shape[1], k.shape[1], q.device)
+    """The plan of the contiguous equal split.
+
+    Where the mask does not know its size, the ranks add up their rows, every time: a rank cannot tell from its own rows
+    that the sum has changed (29 and 30 rows on two ranks give 15 to the first either way).
+    """
+    nq, nk = spec.nq, spec.nk
+    if nq is None or nk is None:
+        mine = [x.shape[1] if isinstance(x, Tensor) and x.dim() == 4 else -1 for x in (q, k)]
+        everyone = comm.gather_numbers(peer, mine, _device(q), "the sum of the rows")
+        if min(mine) < 0:
+            check_tensors(q, k, k)
+        comm.check_refusals([min(row) < 0 for row in everyone])
+        rows, keys = (sum(column) for column in zip(*everyone, strict=True))
+        nq, nk = rows if nq is None else nq, keys if nk is None else nk
+    return _contiguous(spec, peer.world, nq, nk)
 
 
-@remembered
-def _contiguous_by_rows(spec: BoundMask, peer: Peer, rows: int, keys: int, device: torch.device) -> AttentionPlan:
-    sizes = comm.gather_numbers(peer, [rows, keys], device, "the check at first use")
-    nq, nk = (sum(column) for column in zip(*sizes, strict=True))
-    return _contiguous(spec, peer.world, nq if spec.nq is None else spec.nq, nk if spec.nk is None else spec.nk)
+def _device(x: object) -> torch.device:
+    return x.device if isinstance(x, Tensor) else torch.device("cpu")
 
 
 @remembered

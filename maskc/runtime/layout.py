@@ -52,8 +52,8 @@ class Layout:
 
     def chunks_of(self, rank: int) -> tuple[int, ...]:
         """Chunk numbers of a rank, ascending."""
-        if not 0 <= rank < self.world:
-            raise error("M703", f"rank {rank} does not exist: the plan has ranks 0 to {self.world - 1}")
+        if not isinstance(rank, int) or not 0 <= rank < self.world:
+            raise error("M703", f"rank {rank!r} does not exist: the plan has ranks 0 to {self.world - 1}")
         return _chunks_by_rank(self)[rank]
 
     def range_of(self, chunk: int) -> Range:

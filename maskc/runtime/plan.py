@@ -20,10 +20,12 @@ from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.handles import Handled
 from maskc.runtime import layout as layouts
+from maskc.runtime import plan_arguments as arguments
 from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance, with_owner
 from maskc.runtime.layout import Layout, Range
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
+from maskc.runtime.plan_arguments import Order, Spec
 from maskc.runtime.plan_data import DataContract
 from maskc.runtime.remember import remembered
 from maskc.runtime.schedule import Schedule, make_schedule
@@ -32,11 +34,7 @@ from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from maskc.binding.bound import BoundMask
-
-Order: TypeAlias = Literal["contiguous", "zigzag", "zigzag-document", "balanced"]
 Direction: TypeAlias = Literal["forward", "backward"]
-Spec: TypeAlias = "BoundMask | BoundaryVectors"
 CHUNKS_PER_RANK = 8
 CHUNK_LIMIT = 4096
 NODE_EPSILON = 0.02
@@ -64,6 +62,7 @@ class AttentionPlan(Handled, DataContract):
 
     rows, keys: layouts of the query rows and of the key columns (the same object's data where nq == nk).
     parts: the masks of the model. documents: per batch item (one entry where all agree), what tiles the rows, or None.
+    segments: names of the masks' segments inputs that are not within another; without `documents`, what they could be.
     workloads, lower_bound, proven_bound: joint over the masks by weight, in tile costs; `optimal` is the certificate.
     prune, hierarchical, overlap: independent switches of how K, V and their gradients travel.
     """
@@ -76,6 +75,7 @@ class AttentionPlan(Handled, DataContract):
     keys: Layout
     parts: tuple[MaskPart, ...]
     documents: tuple[tuple[Range, ...], ...] | None
+    segments: tuple[str, ...]
     workloads: tuple[int, ...]
     lower_bound: int
     proven_bound: int
@@ -131,6 +131,8 @@ class AttentionPlan(Handled, DataContract):
             MaskcError: M706 when the plan was made for other data or another mask.
         """
         if isinstance(spec, int):
+            if not 0 <= spec < len(self.parts):
+                raise error("M706", f"there is no mask {spec}: the plan was made for {len(self.parts)}, counted from 0")
             return spec
         found = vectors_digest(vectors_of(spec, self.rows.length, self.keys.length))
         for i, part in enumerate(self.parts):
@@ -153,11 +155,12 @@ class AttentionPlan(Handled, DataContract):
 
     def needed(self, rank: int, part: int = 0) -> frozenset[int]:
         """Key chunks that some row of the rank can see."""
-        return _needed(self, part)[rank]
+        self.rows.chunks_of(rank)  # refuses ranks that do not exist
+        return _needed(self, self.part(part))[rank]
 
     def schedule(self, strategy: str, part: int = 0) -> Schedule:
         """Steps and moves of a strategy ("all-gather", "staged", "ring") for one mask."""
-        return _schedule(self, strategy, part)
+        return _schedule(self, strategy, self.part(part))
 
     def traffic(
         self, strategy: str = "all-gather", part: int = 0, direction: Direction = "forward", batch: int = 1, itemsize: int = 2
@@ -167,10 +170,12 @@ class AttentionPlan(Handled, DataContract):
         Backward, K and V travel once more and their gradients go back along the same ways, in fp32 (fp64 for fp64).
 
         Raises:
-            MaskcError: M715 when the plan was made without `heads_kv` and `head_dim`.
+            MaskcError: M715 when the plan was made without `heads_kv` and `head_dim`, M713 for another direction.
         """
         if self.heads_kv is None or self.head_dim is None:
             raise error("M715", "bytes depend on the model", None, "make the plan with heads_kv= and head_dim=")
+        if direction not in get_args(Direction):
+            raise error("M713", f"unknown direction {direction!r}", None, "forward or backward")
         rows = self.schedule(strategy, part).rows_sent(self.keys)
         elements = 2 * self.heads_kv * self.head_dim * batch
         gradient = 0 if direction == "forward" else max(4, itemsize)
@@ -219,17 +224,22 @@ def plan(
         hierarchical: a chunk enters a node once (default: when nodes > 1). overlap: exchange during compute.
 
     Raises:
-        MaskcError: M701, M702, M711 to M716; see `maskc explain`.
+        MaskcError: M701, M702, M705, M711 to M717; see `maskc explain`.
     """
-    masks = tuple(specs) if isinstance(specs, (list, tuple)) else (specs,)
-    world = _world(world_size, group)
-    _check(world, nodes, order, masks, weights)
-    sizes = _sizes(masks, nq, nk)
+    masks, world, assign = arguments.masks_of(specs), arguments.world_of(world_size, group), arguments.owners_of(assign)
+    nodes, weights = arguments.nodes_of(nodes, world), arguments.weights_of(weights, len(masks))
+    chunk = arguments.size_of("chunk", chunk, code="M702")
+    heads, heads_kv = arguments.size_of("heads", heads), arguments.size_of("heads_kv", heads_kv)
+    head_dim = arguments.size_of("head_dim", head_dim)
+    arguments.check_order(order)
+    arguments.check_epsilon(epsilon)
+    arguments.check_switches(prune=prune, hierarchical=hierarchical, overlap=overlap)
+    sizes = _sizes(masks, arguments.size_of("nq", nq, 0), arguments.size_of("nk", nk, 0))
     vectors = tuple(vectors_of(m, *sizes) for m in masks)
     tilings = _tilings(masks, sizes[0], documents)
     rows, keys = _layouts(order, sizes, world, chunk, assign, tilings)
     works = tuple(tile_work(v, rows, keys) for v in vectors)
-    costs = costs or TileCosts()
+    costs = arguments.costs_of(costs)
     parts = _parts(masks, vectors, works, costs, weights)
     draft = AttentionPlan(
         world=world,
@@ -240,6 +250,7 @@ def plan(
         keys=keys,
         parts=parts,
         documents=tilings,
+        segments=tuple(sorted({name for mask in masks for name in _segments(mask)})),
         workloads=(0,) * world,
         lower_bound=0,
         proven_bound=0,
@@ -320,33 +331,6 @@ def _joint(draft: AttentionPlan) -> list[int]:
 # ---------------------------------------------------------------- parts of `plan`
 
 
-def _world(world_size: int | None, group: ProcessGroup | None) -> int:
-    if group is not None:
-        import torch.distributed as dist
-
-        try:
-            count = dist.get_world_size(group)
-        except AttributeError:
-            raise error("M701", f"group is {type(group).__name__}, not a process group") from None
-        if world_size not in (None, count):
-            raise error("M701", f"world_size is {world_size}, the group has {count} ranks")
-        return count
-    if world_size is None or world_size < 1:
-        raise error("M701", f"world_size is {world_size}; a plan needs the number of ranks, >= 1, or a group")
-    return world_size
-
-
-def _check(world: int, nodes: int, order: str, masks: Sequence[Spec], weights: Sequence[int] | None) -> None:
-    if order not in get_args(Order):
-        raise error("M713", f"unknown order {order!r}", None, f"one of {', '.join(get_args(Order))}")
-    if nodes < 1 or world % nodes:
-        raise error("M716", f"{world} ranks do not stand in {nodes} nodes of equal size")
-    if not masks:
-        raise error("M715", "a plan needs at least one mask")
-    if weights is not None and (len(weights) != len(masks) or any(w < 1 for w in weights)):
-        raise error("M715", f"weights are layers per mask, >= 1: got {list(weights)} for {len(masks)} masks")
-
-
 def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, int]:
     def agreed(name: str, given: int | None) -> int:
         known = {size for m in masks if (size := getattr(m, name)) is not None} | ({given} - {None})
@@ -364,11 +348,9 @@ def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, 
 def _tilings(masks: Sequence[Spec], length: int, name: str | None) -> tuple[tuple[Range, ...], ...] | None:
     """Documents per batch item, gaps included: one item where all agree, None where no mask has such an input."""
     for mask in masks:
-        if isinstance(mask, BoundaryVectors):
-            continue
-        top = [d.name for d in mask.compiled.fn.inputs if d.is_set and d.within is None and d.kind.value == "segments"]
+        top = _segments(mask)
         chosen = name if name is not None else top[0] if len(top) == 1 else None
-        if chosen is None or chosen not in mask.inputs.sets:
+        if isinstance(mask, BoundaryVectors) or chosen is None or chosen not in mask.inputs.sets:
             continue
         table = mask.inputs.sets[chosen]
         items = tuple(
@@ -381,6 +363,12 @@ def _tilings(masks: Sequence[Spec], length: int, name: str | None) -> tuple[tupl
     return None
 
 
+def _segments(mask: Spec) -> tuple[str, ...]:
+    if isinstance(mask, BoundaryVectors):
+        return ()
+    return tuple(d.name for d in mask.compiled.fn.inputs if d.is_set and d.within is None and d.kind.value == "segments")
+
+
 def _layouts(
     order: str,
     sizes: tuple[int, int],
@@ -391,13 +379,12 @@ def _layouts(
 ) -> tuple[Layout, Layout]:
     nq, nk = sizes
     if assign is not None:
-        bounds = layouts.even_bounds(nq, chunk or max(1, -(-nq // len(assign))))
+        size = chunk or max(1, -(-nq // max(1, len(assign))))
+        bounds = layouts.even_bounds(nq, size)
         if len(bounds) - 1 != len(assign):
-            raise error("M702", f"{len(bounds) - 1} chunks of {chunk} rows cannot be assigned by a list of {len(assign)}")
+            raise error("M702", f"assign has {len(assign)} owners; {nq} rows in chunks of {size} are {len(bounds) - 1} chunks")
         rows = Layout(world, bounds, tuple(assign))
         return rows, rows if nk == nq else layouts.contiguous(nk, world, chunk)
-    if chunk is not None and chunk < 1:
-        raise error("M702", f"chunk is {chunk}; a chunk has at least one row")
     size = chunk or _default_chunk(nq, world)
     match order:
         case "contiguous":
@@ -432,7 +419,7 @@ def _parts(
     vectors: Sequence[BoundaryVectors],
     works: Sequence[TileWork],
     costs: TileCosts,
-    weights: Sequence[int] | None,
+    weights: Sequence[int],
 ) -> tuple[MaskPart, ...]:
     heads = math.lcm(*(v.heads for v in vectors))
     batch = math.lcm(*(v.batch for v in vectors))
@@ -441,7 +428,7 @@ def _parts(
         share = heads // v.heads * (batch // v.batch)  # a mask shared by heads or items is worked through for each
         loads = tuple((work.cost(costs) * share).tolist())
         need = tuple(int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little") for row in work.need)
-        parts.append(MaskPart(spec_name(mask), vectors_digest(v), 1 if weights is None else weights[i], need, loads))
+        parts.append(MaskPart(spec_name(mask), vectors_digest(v), weights[i], need, loads))
     return tuple(parts)
 
 

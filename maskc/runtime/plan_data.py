@@ -6,7 +6,7 @@ follow the same order as q, k and v.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -28,6 +28,7 @@ class DataContract:
     keys: Layout
     world: int
     documents: tuple[tuple[Range, ...], ...] | None
+    segments: tuple[str, ...]
 
     def shard(self, x: torch.Tensor, rank: int, dim: int = 1, of: Axis = "rows") -> torch.Tensor:
         """A rank's part of a tensor of the whole sequence. Differentiable; a view where the rank owns one range."""
@@ -51,6 +52,7 @@ class DataContract:
         start of their gap). For rotary embeddings and the like.
         """
         axis = self._axis(of)
+        _check_per(per)
         index = torch.arange(axis.length)
         if per == "sequence":
             return self.shard(index, rank, 0, of)
@@ -59,8 +61,11 @@ class DataContract:
         return local[0] if len(local) == 1 else local
 
     def shift_labels(self, labels: torch.Tensor, ignore: int = -100, dim: int = 1) -> torch.Tensor:
-        """Next-token labels of the whole sequence [B, S]: position i gets the label of i + 1, `ignore` where a document ends."""
-        return self.roll(labels, -1, dim, "doc" if self.documents is not None else "sequence", ignore)
+        """Next-token labels of the whole sequence [B, S]: position i gets the label of i + 1, `ignore` where a document ends.
+
+        Without documents the sequence is one. Raises MaskcError M712 when several inputs could be the documents.
+        """
+        return self.roll(labels, -1, dim, "doc" if self.documents is not None or self.segments else "sequence", ignore)
 
     def roll(self, x: torch.Tensor, n: int, dim: int = 1, per: Per = "sequence", fill: float | None = None) -> torch.Tensor:
         """`torch.roll` along the whole sequence, or inside each document (nothing leaks from one into the next).
@@ -68,6 +73,9 @@ class DataContract:
         fill: what positions get whose value would come from around the end; None lets them wrap.
         """
         _expect(x, dim, self.rows.length, f"the sequence has {self.rows.length} rows")
+        _check_per(per)
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise error("M710", f"n is {n!r}; a sequence is rolled by a whole number of positions")
         items = self._documents(self.rows) if per == "doc" else (((0, self.rows.length),),)
         tables = [_rolled(item, self.rows.length, n) for item in items]
         if len(tables) == 1:
@@ -95,16 +103,20 @@ class DataContract:
 
     def _documents(self, axis: Layout) -> tuple[tuple[Range, ...], ...]:
         if self.documents is None or axis.length != self.rows.length:
-            raise error(
-                "M712",
-                "the masks of this plan have no single segments input that tiles the rows into documents",
-                None,
-                "give plan(documents=NAME)",
-            )
+            names = ", ".join(f"`{name}`" for name in self.segments)
+            held = f"these masks have {names}" if names else "these have none"
+            raise error("M712", f"documents are the one segments input of the masks; {held}", None, "give plan(documents=NAME)")
         return self.documents
 
 
+def _check_per(per: str) -> None:
+    if per not in get_args(Per):
+        raise error("M713", f"per={per!r}: positions count per doc or per sequence")
+
+
 def _expect(x: torch.Tensor, dim: int, length: int, why: str) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise error("M710", f"{type(x).__name__} is not a tensor: {why}")
     if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
         raise error("M710", f"axis {dim} of a tensor of shape {tuple(x.shape)}: {why}")
 

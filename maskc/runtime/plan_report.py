@@ -11,7 +11,8 @@ from maskc.runtime.balance import Effort, balance, greedy
 from maskc.runtime.layout import Range
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
-from maskc.runtime.plan import AttentionPlan, Spec, assigned, plan, vectors_of
+from maskc.runtime.plan import AttentionPlan, assigned, plan, vectors_of
+from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.schedule import STRATEGIES
 
 WIDE = 16

@@ -155,6 +155,32 @@ def test_a_rank_that_refuses_takes_the_others_along() -> None:
     assert max(zero[2], one[2]) < 5
 
 
+def no_tensor(rank: int, group: Any) -> None:
+    spec = maskc.compile("std:causal").bind(nq=16, nk=16)
+    x = torch.zeros(1, 8, 1, 4)
+    maskc.run(spec, x if rank == 0 else None, x, x, group)
+
+
+def no_tensor_and_no_size(rank: int, group: Any) -> None:
+    x = torch.zeros(1, 8, 1, 4)
+    maskc.run(maskc.compile("std:causal").bind(), x if rank == 0 else None, x, x, group)
+
+
+def no_plan(rank: int, group: Any) -> None:
+    spec = maskc.compile("std:causal").bind(nq=16, nk=16)
+    x = torch.zeros(1, 8, 1, 4)
+    maskc.run(spec, x, x, x, group, plan=None if rank == 0 else "balanced")
+
+
+@pytest.mark.parametrize("fault", [no_tensor, no_tensor_and_no_size, no_plan])
+def test_what_is_no_tensor_or_plan_is_refused_on_all_ranks(fault: Fault) -> None:
+    zero, one = outcomes(fault)
+    assert zero is not None
+    assert one is not None
+    assert (zero[0], one[0]) == ("M708", "M511"), (zero[1], one[1])
+    assert max(zero[2], one[2]) < 5
+
+
 def one_moves_on(rank: int, group: Any) -> None:
     """Both used the first batch; then one rank repeats it while the other brings the next: no check is left to catch it."""
     call(rank, group, [17, 23])

@@ -91,7 +91,9 @@ def test_unknown_keywords_are_refused(ranks: Pool) -> None:
         [5, 3],
         [9, 7, 8, 12, 8, 12],
         [18, 6, 8],
+        [18, 6, 8, 12, 8, 12],
         [20, 3, 8],
+        [20, 3, 8, 12, 8, 12],
         [3, 9, 20, 1, 13, 12, 6],
         [10, 7, 8],
         [1, 2, 3, 5, 7, 11],
@@ -371,6 +373,21 @@ def test_no_plan_means_the_contiguous_split(ranks: Pool) -> None:
     q, k, v, _, _ = tensors(Case(2, 29, 0))
     out = maskc.run("std:causal", q, k, v)
     torch.testing.assert_close(torch.cat(ranks.run(2, without_a_plan), 1), out)
+
+
+def growing(rank: int, group: Any) -> list[Tensor]:
+    """One mask without a size, longer sequences from call to call: the first rank holds 15 rows of 29 and of 30."""
+    spec = maskc.compile("std:causal").bind()
+    outs = []
+    for n in (29, 30, 29, 15):
+        q, k, v = (t.split(-(-n // 2), 1)[rank] for t in tensors(Case(2, n, 0))[:3])
+        outs.append(maskc.run(spec, q, k, v, group))
+    return outs  # type: ignore[return-value]
+
+
+def test_sizes_may_change_from_call_to_call(ranks: Pool) -> None:
+    for n, parts in zip((29, 30, 29, 15), zip(*ranks.run(2, growing), strict=True), strict=True):
+        torch.testing.assert_close(torch.cat(parts, 1), maskc.run("std:causal", *tensors(Case(2, n, 0))[:3]))
 
 
 def packed(rank: int, group: Any) -> tuple[Tensor, Tensor]:

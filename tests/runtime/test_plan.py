@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -234,12 +235,74 @@ def test_traffic_in_bytes() -> None:
         ("M715", {"world_size": 2, "weights": [1, 2]}),
         ("M712", {"world_size": 2, "documents": "paragraph"}),
         ("M705", {"world_size": 2, "nq": 9}),
+        ("M701", {"world_size": 2.0}),
+        ("M701", {"world_size": "2"}),
+        ("M701", {"world_size": True}),
+        ("M701", {"group": 3}),
+        ("M702", {"world_size": 2, "chunk": 2.5}),
+        ("M702", {"world_size": 2, "chunk": "4"}),
+        ("M702", {"world_size": 2, "assign": []}),
+        ("M702", {"world_size": 2, "assign": [0, 1] * 9}),
+        ("M702", {"world_size": 2, "assign": [0.0, 1.0]}),
+        ("M702", {"world_size": 2, "assign": "01"}),
+        ("M716", {"world_size": 2, "nodes": 1.0}),
+        ("M713", {"world_size": 2, "order": ["zigzag"]}),
+        ("M715", {"world_size": 2, "weights": 3}),
+        ("M715", {"world_size": 2, "weights": [1.5]}),
+        ("M717", {"world_size": 2, "epsilon": -0.01}),
+        ("M717", {"world_size": 2, "epsilon": float("nan")}),
+        ("M717", {"world_size": 2, "epsilon": "2 %"}),
+        ("M717", {"world_size": 2, "heads_kv": 0}),
+        ("M717", {"world_size": 2, "head_dim": "64"}),
+        ("M717", {"world_size": 2, "nq": "8"}),
+        ("M717", {"world_size": 2, "prune": "no"}),
+        ("M717", {"world_size": 2, "costs": 3}),
     ],
 )
 def test_wrong_arguments(code: str, arguments: dict) -> None:
     with pytest.raises(MaskcError) as e:
         plan(doc_mask([5, 3]), **arguments)
     assert e.value.code == code
+
+
+@pytest.mark.parametrize("spec", ["std:causal", None, 3, maskc.compile("std:causal"), [doc_mask([5, 3]), 3]], ids=str)
+def test_what_is_no_bound_mask(spec: object) -> None:
+    with pytest.raises(MaskcError, match="M717"):
+        plan(spec, world_size=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "use"),
+    [
+        ("M703", lambda p: p.shard(torch.zeros(1, 8), "0")),
+        ("M703", lambda p: p.needed(2)),
+        ("M706", lambda p: p.part(1)),
+        ("M706", lambda p: p.schedule("ring", -1)),
+        ("M710", lambda p: p.shard([0] * 8, 0)),
+        ("M710", lambda p: p.shift_labels([[0] * 8])),
+        ("M710", lambda p: p.roll(torch.zeros(1, 8), 1.5)),
+        ("M713", lambda p: p.positions(0, per="docs")),
+        ("M713", lambda p: p.roll(torch.zeros(1, 8), 1, per="documents")),
+        ("M713", lambda p: p.shard(torch.zeros(1, 8), 0, of="columns")),
+        ("M713", lambda p: p.traffic(direction="both")),
+        ("M713", lambda p: p.schedule("gossip")),
+        ("M701", lambda p: p.unshard(torch.zeros(1, 4))),
+    ],
+)
+def test_wrong_uses(code: str, use: Callable[[AttentionPlan], object]) -> None:
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2, heads_kv=1, head_dim=8)
+    with pytest.raises(MaskcError) as e:
+        use(p)
+    assert e.value.code == code
+
+
+def test_labels_do_not_leak_where_several_inputs_could_be_the_documents() -> None:
+    text = "input doc : segments\ninput turn : segments\nmask m = same(doc) and (k <= q or same(turn))"
+    spec = maskc.compile_text(text).bind(doc=maskc.segments(lengths=[5, 3]), turn=maskc.segments(lengths=[2, 6]), nq=8, nk=8)
+    labels = torch.arange(8)[None]
+    with pytest.raises(MaskcError, match=r"M712.*`doc`, `turn`"):
+        plan(spec, world_size=2).shift_labels(labels)
+    assert plan(spec, world_size=2, documents="doc").shift_labels(labels).tolist() == [[1, 2, 3, 4, -100, 6, 7, -100]]
 
 
 def test_sizes_must_be_known() -> None:
@@ -279,3 +342,15 @@ def test_a_plan_survives_replacing_fields() -> None:
     p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
     assert replace(p, prune=False).digest != p.digest
     assert int(replace(p, prune=False).handle) != int(p.handle)
+
+
+def test_a_plan_is_one_opaque_value() -> None:
+    """What splits batches along their tensors, as pipelines do, leaves a plan whole or fails."""
+    from torch.utils import _pytree
+
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
+    assert _pytree.tree_leaves({"plan": [p]}) == [p]
+    with pytest.raises(TypeError, match="subscript"):
+        p[0:1]  # type: ignore[index]
+    with pytest.raises(TypeError, match="len"):
+        len(p)  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Arguments of `maskc.plan`, checked: every rank must make of them the same plain integers, or none a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from maskc.diagnostics import error
+from maskc.runtime.tile_work import TileCosts
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from maskc.binding.bound import BoundMask
+    from maskc.boundary import BoundaryVectors
+
+Order: TypeAlias = Literal["contiguous", "zigzag", "zigzag-document", "balanced"]
+Spec: TypeAlias = "BoundMask | BoundaryVectors"
+
+
+def masks_of(specs: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
+    """The masks of the plan. Raises M717 for what is no bound mask."""
+    from maskc.binding.bound import BoundMask
+    from maskc.boundary import BoundaryVectors
+
+    masks = tuple(specs) if isinstance(specs, (list, tuple)) else (specs,)
+    for mask in masks:
+        if not isinstance(mask, BoundMask | BoundaryVectors):
+            raise error("M717", f"a mask of the plan is {type(mask).__name__}, not a bound mask", None, "give mask.bind(...)")
+    if not masks:
+        raise error("M715", "a plan needs at least one mask")
+    return masks
+
+
+def world_of(world_size: int | None, group: ProcessGroup | None) -> int:
+    """Number of ranks, given or counted. Raises M701."""
+    if world_size is not None and not _whole(world_size, 1):
+        raise error("M701", f"world_size is {world_size!r}; a plan needs the number of ranks, >= 1, or a group")
+    if group is None:
+        if world_size is None:
+            raise error("M701", "neither world_size nor a group is given; a plan needs the number of ranks")
+        return int(world_size)
+    import torch.distributed as dist
+
+    try:
+        count = dist.get_world_size(group)
+    except AttributeError:
+        raise error("M701", f"group is {type(group).__name__}, not a process group") from None
+    if world_size not in (None, count):
+        raise error("M701", f"world_size is {world_size}, the group has {count} ranks")
+    return count
+
+
+def nodes_of(nodes: int, world: int) -> int:
+    """Number of nodes. Raises M716 unless it divides the ranks."""
+    if not _whole(nodes, 1) or world % nodes:
+        raise error("M716", f"{world} ranks do not stand in {nodes!r} nodes of equal size")
+    return int(nodes)
+
+
+def weights_of(weights: Sequence[int] | None, masks: int) -> tuple[int, ...]:
+    """Layers per mask. Raises M715."""
+    if weights is None:
+        return (1,) * masks
+    if not isinstance(weights, (list, tuple)) or len(weights) != masks or not all(_whole(w, 1) for w in weights):
+        raise error("M715", f"weights are layers per mask, whole numbers >= 1: got {weights!r} for {masks} masks")
+    return tuple(int(w) for w in weights)
+
+
+def size_of(name: str, value: int | None, least: int = 1, code: str = "M717") -> int | None:
+    """An optional size. Raises `code` for what is no whole number >= least."""
+    if value is None:
+        return None
+    if not _whole(value, least):
+        raise error(code, f"{name} is {value!r}, not a whole number >= {least}")
+    return int(value)
+
+
+def owners_of(assign: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Ranks given by hand. Raises M702 for what are no ranks; whether they exist and fit the chunks is seen later."""
+    if assign is None:
+        return None
+    if not isinstance(assign, (list, tuple)) or not all(_whole(rank, 0) for rank in assign):
+        raise error("M702", f"assign is {assign!r}, not a list with the rank of every chunk")
+    return tuple(int(rank) for rank in assign)
+
+
+def check_order(order: str) -> None:
+    """Raise M713 for an unknown order."""
+    if order not in get_args(Order):
+        raise error("M713", f"unknown order {order!r}", None, f"one of {', '.join(get_args(Order))}")
+
+
+def check_epsilon(epsilon: float | None) -> None:
+    """Raise M717 unless the band is a finite number >= 0."""
+    known = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+    if epsilon is not None and not (known and math.isfinite(epsilon) and epsilon >= 0):
+        raise error("M717", f"epsilon is {epsilon!r}, not a finite number >= 0", None, "0.02 means 2 %")
+
+
+def check_switches(**switches: bool | None) -> None:
+    """Raise M717 for a switch that is neither on nor off (None: the default)."""
+    for name, value in switches.items():
+        if not isinstance(value, bool | None):
+            raise error("M717", f"{name} is {value!r}, not True or False")
+
+
+def costs_of(costs: TileCosts | None) -> TileCosts:
+    """Costs of tiles, by default those of the Hopper kernels. Raises M717."""
+    if costs is not None and not isinstance(costs, TileCosts):
+        raise error("M717", f"costs is {type(costs).__name__}, not TileCosts")
+    return costs or TileCosts()
+
+
+def _whole(value: object, least: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
