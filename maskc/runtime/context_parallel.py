@@ -176,29 +176,35 @@ def _call(
     backend: str,
 ) -> Call:
     check_tensors(q, k, v)
-    if not isinstance(plan, AttentionPlan):
-        raise error("M511", f"plan is {type(plan).__name__}, not what maskc.plan returns")
-    _check_rows(q, k, v, plan, peer)
+    check_plan(plan, peer.world, peer.rank, q, k)
+    check_strategy(strategy)
     part = plan.part(spec)
     if strategy == "auto":
         choice = choose(plan, part, q, k, v)
         LOG.debug("strategy %s: %s", choice.strategy, choice.reason)
         strategy = choice.strategy
-    elif strategy not in STRATEGIES:
-        raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
     vectors = _on_device(spec, plan, q)
     number, name = scale_of(q, scale), backend_for(q, backend)
     return Call(plan, part, plan.schedule(strategy, part), vectors, peer, q.device, number, deterministic, name)
 
 
-def _check_rows(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, peer: Peer) -> None:
-    if plan.world != peer.world:
-        raise error("M707", f"the plan is for {plan.world} ranks, the group has {peer.world}")
-    for name, x, axis in (("q", q, plan.rows), ("k", k, plan.keys), ("v", v, plan.keys)):
-        if x.shape[1] != (held := axis.local_length(peer.rank)):
+def check_strategy(strategy: str) -> None:
+    """Raise M713 for an unknown strategy."""
+    if strategy != "auto" and strategy not in STRATEGIES:
+        raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
+
+
+def check_plan(plan: AttentionPlan, world: int, rank: int, q: Tensor, k: Tensor) -> None:
+    """Raise unless it is a plan for so many ranks (M511, M707) in which this rank holds the rows of q and k (M710)."""
+    if not isinstance(plan, AttentionPlan):
+        raise error("M511", f"plan is {type(plan).__name__}, not what maskc.plan returns")
+    if plan.world != world:
+        raise error("M707", f"the plan is for {plan.world} ranks, the group has {world}")
+    for name, x, axis in (("q", q, plan.rows), ("k", k, plan.keys)):
+        if x.shape[1] != (held := axis.local_length(rank)):
             raise error(
                 "M710",
-                f"{name} has {x.shape[1]} rows; in this plan rank {peer.rank} holds {held} of {axis.length}",
+                f"{name} has {x.shape[1]} rows; in this plan rank {rank} holds {held} of {axis.length}",
                 None,
                 "cut tensors with plan.shard(x, rank); without a plan, ranks hold ceil(n / ranks) rows, the last one fewer",
             )

@@ -277,8 +277,8 @@ def forward_with(
     kv_heads = k.shape[2]
     out = torch.empty(batch, nq, heads, head_dim, dtype=torch.float32 if spec.out_dtype == "f32" else q.dtype, device=q.device)
     lse = torch.empty(batch, heads, nq, dtype=torch.float32, device=q.device)
-    if out.numel() == 0:
-        return out, lse
+    if out.numel() == 0 or k.shape[1] == 0:
+        return out.zero_(), lse.fill_(-math.inf)
     q, k, val = addressable(q), addressable(k), addressable(val)
     v = _dense_table(v)
     schedule = schedule or schedule_for(spec, v)

@@ -1,4 +1,5 @@
-"""The Hopper backward: three launches on torch's current stream (row constants, main kernel, dQ out of its accumulators).
+"""The Hopper backward: launches on torch's current stream (row constants, for some calls the order of key tiles, the main
+kernel, dQ out of its accumulators).
 
 Nothing here synchronises with the host, and all memory comes from torch, so a call may be captured into a CUDA graph
 once the kernel has run on that device. Formulas (P = exp(scale Q K^T - lse)): dV = P^T dO, dS = P * (dO V^T -

@@ -81,6 +81,8 @@ def run(
             name, hint = "plan" if plan is not None else "strategy", "run(spec, q, k, v, group, ...)"
             raise error("M512", f"`{name}` says how ranks share the work, but no group was given", None, hint)
         check_tensors(q, k, v)
+        if group is not None:
+            _check_share_of_one(spec, q, k, plan, strategy)
         out, lse = _attend_alone(spec, q, k, v, scale_of(q, scale), deterministic, backend_for(q, backend))
     if packed:
         out, lse = out[0], lse[0]
@@ -98,6 +100,17 @@ def _attend_together(
 
         refuse_group(spec.compiled.kernels)
     return cast(tuple[Tensor, Tensor], context_parallel.run(spec, q, k, v, group, return_lse=True, **shared))
+
+
+def _check_share_of_one(spec: BoundMask, q: Tensor, k: Tensor, plan: AttentionPlan | None, strategy: str) -> None:
+    """In a group of one a plan moves nothing, but it must be the plan of this call (M706, M707, M710, M713)."""
+    from maskc.runtime import context_parallel
+
+    context_parallel.check_strategy(strategy)
+    if plan is not None:
+        context_parallel.check_plan(plan, 1, 0, q, k)
+        if not torch.compiler.is_compiling():  # the digest is of data, which a graph does not look at
+            plan.part(spec)
 
 
 def _attend_alone(

@@ -240,6 +240,9 @@ EDGES: dict[str, Callable[[], BoundaryVectors]] = {
     "one visible tile in a row": lambda: _columns(3000, lts=(KEY[:3000] // 128 + 1) * 128, ute=KEY[:3000] // 128 * 128),
     "every second block": lambda: _columns(4000, lts=torch.where(KEY[:4000] // 128 % 2 == 0, 0, 4000)),
     "window in 16383 keys": lambda: _columns(16383, causal=1, lts=(KEY[:16383] + 100).clamp(max=16383)),
+    "window in 16384 keys": lambda: _columns(16384, causal=1, lts=(KEY[:16384] + 100).clamp(max=16384)),
+    "window in 32769 keys": lambda: _columns(32769, causal=1, lts=(KEY[:32769] + 100).clamp(max=32769)),
+    "128 full blocks": lambda: _columns(300, 16384, lts=300),
     "window in 16385 keys": lambda: _columns(16385, causal=1, lts=(KEY[:16385] + 100).clamp(max=16385)),
 }
 

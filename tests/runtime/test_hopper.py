@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ctypes
 from typing import Any
 
@@ -118,6 +119,15 @@ def test_launches_of_a_mask_with_vectors(launches: list[Launch]) -> None:
     assert made.vectors[0] == v.lts.data_ptr()  # type: ignore[union-attr]
     assert (made.batch_stride[0], made.head_stride[0]) == (600, 300)
     assert made.packs == body.packs, "the forward reads what the schedule wrote"
+
+
+@pytest.mark.parametrize("sizes", [(0, 300), (300, 0), (0, 0)], ids=str)
+def test_no_rows_or_keys_at_all(launches: list[Launch], sizes: tuple[int, int]) -> None:
+    q, k = operand(2, sizes[0], 2, 128), operand(2, sizes[1], 2, 128)
+    out, lse = hopper.forward(BoundaryVectors(*sizes, 1, 1, False), q, k, k, 0.1)
+    assert launches == []
+    assert not out.any()
+    assert (lse == -math.inf).all()
 
 
 def test_a_given_schedule_is_used(launches: list[Launch]) -> None:

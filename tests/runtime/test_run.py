@@ -115,6 +115,33 @@ def test_a_group_of_one_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(maskc.run(spec(), q, k, v, object(), strategy="ring"), maskc.run(spec(), q, k, v))
 
 
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("M707", {"plan": {"world_size": 2}}),
+        ("M706", {"plan": {"lengths": [4, 4]}}),
+        ("M511", {"plan": "balanced"}),
+        ("M713", {"strategy": "gossip"}),
+        ("M710", {"plan": {"lengths": [5, 4]}}),
+    ],
+)
+def test_a_group_of_one_still_checks_its_plan(monkeypatch: pytest.MonkeyPatch, code: str, change: dict[str, Any]) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 1)
+
+    def docs(lengths: list[int]) -> maskc.BoundMask:
+        n = sum(lengths)
+        return maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=lengths), nq=n, nk=n)
+
+    if isinstance(given := change.get("plan"), dict):
+        change = {"plan": maskc.plan(docs(given.get("lengths", [5, 3])), world_size=given.get("world_size", 1), chunk=2)}
+    q, k, v = operands(8)
+    good = maskc.plan(docs([5, 3]), world_size=1, chunk=2)
+    assert torch.equal(maskc.run(docs([5, 3]), q, k, v, object(), plan=good), maskc.run(docs([5, 3]), q, k, v))
+    with pytest.raises(maskc.MaskcError) as e:
+        maskc.run(docs([5, 3]), q, k, v, object(), **change)
+    assert e.value.code == code
+
+
 def test_importing_maskc_is_light() -> None:
     heavy = ("torch", "numpy", "sympy", "lark", "jinja2", "cuda")
     code = f"import sys, maskc; dir(maskc); print([m for m in {heavy} if m in sys.modules])"
