@@ -103,9 +103,9 @@ class Overlapped:
                     self.queues.kernel_ended()
                 case Fill(half, _):
                     self._fill(half, k, v)
-                case Pull(slot, source, half, _):
+                case Pull(slot, _, half, _):
                     with self.queues.on(stream):
-                        self._pull(slot, source, half)
+                        self.pull(slot, half)
                 case Attend():
                     if executor == "copy-then-attend":
                         self.queues.copies_ended()
@@ -144,6 +144,12 @@ class Overlapped:
         )
         spec = replace(spec, gated=True)
         return hopper.forward_with(spec, local, q, keys, values, scale, _schedule(local, q.shape[3]), gate=gate)
+
+    def pull(self, slot: int, half: int) -> None:
+        """Enqueue the copy of a slot's chunk on torch's current stream."""
+        at = self.plan.slots[slot]
+        rows = slice(at.start, at.start + at.rows)
+        self.transport.pull(at.source, half, at.chunk, (self.keys[rows], self.values[rows]))
 
     def finish(self, timeout: float | None = None) -> None:
         """Wait for everything enqueued; afterwards the rank can be used again.
@@ -195,11 +201,6 @@ class Overlapped:
         if (readable := self.transport.own(half)) is not None:
             readable[0].copy_(k)
             readable[1].copy_(v)
-
-    def _pull(self, slot: int, source: int, half: int) -> None:
-        at = self.plan.slots[slot]
-        rows = slice(at.start, at.start + at.rows)
-        self.transport.pull(source, half, at.chunk, (self.keys[rows], self.values[rows]))
 
     def _address(self, word: Word) -> int:
         return self.flags.data_ptr() + 4 * word.by if word.kind == "flag" else self.transport.address(word)

@@ -1,0 +1,48 @@
+"""Figures of benchmarks/overlap.py: by hand, and against a harness with known times. Nothing is measured here."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.overlap import Cell, cells, dry, everything_gathered, figures, interval, problem
+
+
+def test_efficiency_by_hand() -> None:
+    t = {"attention": 2.0, "copies": 1.5, "gated": 2.1, "copy-then-attend": 3.5}
+    assert figures(t, "gated") == {"e": pytest.approx(1 - 0.1 / 1.5), "hidden": pytest.approx(1.4 / 1.5)}
+    assert figures(t, "copy-then-attend") == {"e": 0.0, "hidden": 0.0}
+    worse = figures({**t, "gated": 4.0}, "gated")
+    assert worse["e"] is not None
+    assert worse["e"] < 0, "never clamped"
+    assert figures({**t, "copies": 0.0}, "gated") == {"e": None, "hidden": None}
+
+
+def test_the_interval_holds_the_truth_and_shrinks() -> None:
+    noise = [0.01 * (i % 7 - 3) for i in range(21)]
+    times = {"attention": [2 + x for x in noise], "copies": [1.5 - x for x in noise], "gated": [2.3 + x / 2 for x in noise]}
+    low, high = interval(times, "gated")
+    assert low <= 1 - 0.3 / 1.5 <= high
+    assert high - low < 0.1
+    exact = {name: [values[10]] * 21 for name, values in times.items()}
+    low, high = interval(exact, "gated")
+    assert low == high
+
+
+def test_cells_are_what_the_grid_asks_for() -> None:
+    found = list(cells())
+    assert len(found) == len(set(found))
+    assert {c.heads_kv for c in found} >= {1, 8, 32}
+    assert {c.world for c in found} >= {2, 8}
+    assert {c.link for c in found} == {1, 2}
+    assert {c.seqlen for c in found} >= {32_768, 131_072, 262_144}
+    assert any((c.heads, c.heads_kv, c.seqlen // c.world) == (64, 1, 8192) for c in found)
+
+
+def test_a_cell_looks_at_the_rank_that_receives_most() -> None:
+    cell = Cell("causal_document", 8192, 32, 8, 4, 1)
+    made = problem(cell)
+    received = sum(s.rows for s in made.order.pulls)
+    assert received > 0
+    other, order = everything_gathered(cell)
+    assert len(order.slots) == other.p.keys.chunk_count, "the baseline gathers everything"
+    assert "model" in dry(cell)
