@@ -85,11 +85,15 @@ def compile_command(a: argparse.Namespace) -> int:
             print(path)
     else:
         _show(run.outputs(driver.stage(a.emit)))
-    for warning in run.warnings():
-        print(warning.render(), file=sys.stderr)
+    _warn(run.warnings())
     if a.time or options.trace:
         print(run.times_text(), end="", file=sys.stderr)
     return OK
+
+
+def _warn(warnings: Sequence[Diagnostic]) -> None:
+    for warning in warnings:
+        print(warning.render(), file=sys.stderr)
 
 
 def _show(outputs: list[tuple[str, str | bytes]]) -> None:
@@ -139,6 +143,7 @@ def explain_command(a: argparse.Namespace) -> int:
     bound = bind_file(compiled, a.inputs) if a.inputs is not None else None
     explanation = explain(compiled, bound, (a.block_q, a.block_kv))
     print(json.dumps(explanation.as_json(), indent=2) if a.json else explanation.render())
+    _warn(compiled.warnings)
     return OK
 
 

@@ -59,7 +59,8 @@ maskc reads MASKC_CACHE_DIR and MASKC_DUMP_DIR (folders), MASKC_CHECK (0, 1 or 2
 """,
     "M544": """A stage needs more than the mask file
 
-`vectors` and `tiles` are made of data: give them with `--inputs FILE.json`. `sass` needs nvdisasm.
+`vectors` and `tiles` are made of data: give them with `--inputs FILE.json`. `intervals` needs a mask that is proved: one that
+is undecided (W301) has no program, only the data of a batch decide about it.
 """,
     "M545": """There is no code of this name
 
