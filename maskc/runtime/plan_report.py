@@ -1,4 +1,4 @@
-"""What `maskc plan` prints: who holds what, how even the work is, what travels where and what never does."""
+"""What `maskc plan` prints: who holds what, how even the work is, what travels where, and how long it should take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from maskc.boundary import BoundaryVectors
+from maskc.runtime import overlap_model
 from maskc.runtime.balance import Effort, balance, greedy
 from maskc.runtime.layout import Range
 from maskc.runtime.localize import localize
@@ -50,6 +51,8 @@ def report(
     )
     row_bytes = 2 * heads_kv * head_dim * itemsize
     sections = [_head(p), _ranks(p), _orders(spec, p, row_bytes), _links(p, row_bytes), _never(p), _strategies(p, row_bytes)]
+    v = vectors_of(spec, p.rows.length, p.keys.length)
+    sections.append(overlap_model.section(p, masks=v.batch * v.heads))
     return "\n\n".join(sections) + "\n"
 
 
@@ -107,10 +110,11 @@ def _head(p: AttentionPlan) -> str:
     size = p.rows.chunk or "uneven"
     nodes = f" in {p.nodes} nodes" if p.nodes > 1 else ""
     keys = "" if p.keys.length == p.rows.length else f", {p.keys.length} keys"
+    method = "" if p.method == p.order else f" ({p.method})"
     return "\n".join(
         [
             f"plan of `{p.parts[0].name}`: {p.rows.length} rows{keys}, {p.world} ranks{nodes}",
-            f"{p.rows.chunk_count} chunks of {size}, order {p.order} ({p.method}), tiles of {p.tile[0]} x {p.tile[1]}",
+            f"{p.rows.chunk_count} chunks of {size}, order {p.order}{method}, tiles of {p.tile[0]} x {p.tile[1]}",
             f"tile costs: partial {p.costs.partial}, unmasked {p.costs.unmasked}; digest {p.digest[:16]}",
         ]
     )
