@@ -67,16 +67,21 @@ def _finish(arrivals: Sequence[float], work: Sequence[float]) -> list[float]:
     return list(accumulate(zip(arrivals, work, strict=True), lambda t, slot: max(t, slot[0]) + slot[1], initial=0.0))
 
 
-def predict(p: AttentionPlan, part: int = 0, machine: Machine = DEFAULT_MACHINE) -> tuple[tuple[Times, Times], ...]:
-    """(forward, backward) of every rank for one layer and one batch item."""
-    return tuple((forward_times(f), backward_times(f)) for f in flows(p, part, machine))
+def predict(
+    p: AttentionPlan, part: int = 0, machine: Machine = DEFAULT_MACHINE, masks: int = 1
+) -> tuple[tuple[Times, Times], ...]:
+    """(forward, backward) of every rank for one layer and one batch item.
+
+    masks: batch items times mask heads that the plan's workloads are summed over.
+    """
+    return tuple((forward_times(f), backward_times(f)) for f in flows(p, part, machine, masks))
 
 
-def flows(p: AttentionPlan, part: int, machine: Machine) -> tuple[Flow, ...]:
+def flows(p: AttentionPlan, part: int, machine: Machine, masks: int = 1) -> tuple[Flow, ...]:
     """Arrivals by link: `intra` into each rank, its share of `inter` for what it brings in from other nodes."""
     plans = [overlap_plan(p, r, part) for r in range(p.world)]
     entered = [_entries(p, o, machine) for o in plans]
-    return tuple(_flow(p, o, entered, part, machine) for o in plans)
+    return tuple(_flow(p, o, entered, part, machine, masks) for o in plans)
 
 
 def _seconds(p: AttentionPlan, chunk: int, rate: float, machine: Machine) -> float:
@@ -92,7 +97,7 @@ def _entries(p: AttentionPlan, o: OverlapPlan, machine: Machine) -> dict[int, fl
     return {c: machine.latency + end for c, end in zip(chunks, ends, strict=True)}
 
 
-def _flow(p: AttentionPlan, o: OverlapPlan, entered: Sequence[dict[int, float]], part: int, machine: Machine) -> Flow:
+def _flow(p: AttentionPlan, o: OverlapPlan, entered: Sequence[dict[int, float]], part: int, machine: Machine, masks: int) -> Flow:
     arrivals, transfers = [], []
     link = machine.latency
     for slot in o.slots:
@@ -107,10 +112,10 @@ def _flow(p: AttentionPlan, o: OverlapPlan, entered: Sequence[dict[int, float]],
             link = max(link, entered[slot.source].get(slot.chunk, 0.0)) + seconds
             arrivals.append(link)
             transfers.append(seconds)
-    return Flow(tuple(arrivals), tuple(transfers), tuple(_work(p, o, part, machine)))
+    return Flow(tuple(arrivals), tuple(transfers), tuple(_work(p, o, part, machine, masks)))
 
 
-def _work(p: AttentionPlan, o: OverlapPlan, part: int, machine: Machine) -> list[float]:
+def _work(p: AttentionPlan, o: OverlapPlan, part: int, machine: Machine, masks: int) -> list[float]:
     """Forward seconds per slot: the work of a row chunk is spread over the key chunks it needs, by their rows."""
     mask = p.parts[part]
     heads, dim = p.heads or machine.heads, p.head_dim or machine.head_dim
@@ -118,7 +123,7 @@ def _work(p: AttentionPlan, o: OverlapPlan, part: int, machine: Machine) -> list
     for chunk in p.rows.chunks_of(o.rank):
         needed = [c for c in out if mask.need[chunk] >> c & 1]
         rows = sum(p.keys.size_of(c) for c in needed)
-        seconds = machine.compute_seconds(mask.workloads[chunk], p.costs, p.tile, heads, dim)
+        seconds = machine.compute_seconds(mask.workloads[chunk], p.costs, p.tile, heads, dim) / masks
         for c in needed:
             out[c] += seconds * p.keys.size_of(c) / rows
     return [out[s.chunk] for s in o.slots]
@@ -127,19 +132,19 @@ def _work(p: AttentionPlan, o: OverlapPlan, part: int, machine: Machine) -> list
 # ---------------------------------------------------------------- as text
 
 
-def section(p: AttentionPlan, part: int = 0, machine: Machine = DEFAULT_MACHINE) -> str:
+def section(p: AttentionPlan, part: int = 0, machine: Machine = DEFAULT_MACHINE, masks: int = 1) -> str:
     """Predicted milliseconds of one layer's training step, with everything that the figures rest on."""
     heads, heads_kv, dim = p.heads or machine.heads, p.heads_kv or machine.heads_kv, p.head_dim or machine.head_dim
     tflops, intra, inter = machine.flops / 1e12, machine.intra / 1e9, machine.inter / 1e9
     across = f", {inter:.0f} GB/s into a node shared by its ranks" if p.nodes > 1 else ""
     lines = [
-        "predicted step of one layer, forward and backward, in ms (a model, not a measurement)",
+        "predicted step of one layer and batch item, forward and backward, in ms (a model, not a measurement)",
         f"  {heads} query heads, {heads_kv} key heads, head dim {dim}, 16 bits; UNMASKED tiles at {tflops:.0f} TFLOP/s,",
         f"  backward {BACKWARD_FACTOR} x forward; {intra:.0f} GB/s into a rank{across}, {CHUNK_SECONDS * 1e6:.0f} us a chunk;",
         "  no rank waits for another but for its keys; copies take no multiprocessors and slow no kernel",
         "rank   attention  transfers  one after the other  beside each other",
     ]
-    totals = [a + b for a, b in predict(p, part, machine)]
+    totals = [a + b for a, b in predict(p, part, machine, masks)]
     if p.world <= WIDE:
         lines += [_line(f"{r:4}", t) for r, t in enumerate(totals)]
     mean = Times(*(sum(getattr(t, n) for t in totals) / p.world for n in Times.__slots__))

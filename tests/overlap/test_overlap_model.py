@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +62,14 @@ def test_what_comes_from_other_nodes_comes_later() -> None:
         assert a.attention == b.attention
         assert a.apart < b.apart
         assert a.beside <= b.beside
+
+
+def test_work_is_that_of_one_batch_item_however_many_heads_the_mask_has() -> None:
+    """The plan adds up the tiles of every mask head and item; query heads run each of them once."""
+    ends = torch.full((2, 4, 1024), 1024, dtype=torch.int32)
+    one, many = (
+        BoundaryVectors(1024, 1024, *shape, True, lts=ends[: shape[0], : shape[1]].contiguous()) for shape in ((1, 1), (2, 4))
+    )
+    a, b = (predict(plan(v, world_size=2, chunk=128, order="zigzag"), masks=v.batch * v.heads) for v in (one, many))
+    for (x, _), (y, _) in zip(a, b, strict=True):
+        assert x.attention == pytest.approx(y.attention)
