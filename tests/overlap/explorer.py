@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, assert_never
 
 from maskc.runtime.protocol import HALVES, Attend, Ended, Fill, Operation, Pull, Put, Step, Stream, Wait, Word
@@ -83,36 +84,38 @@ class Explorer:
         ranks = len(self.programs)
         return State(
             ((At(0, 0), At(0, 0)),) * ranks,
-            (0,) * len(self._words()),
+            (0,) * len(self.index),
             ((0,) * HALVES,) * ranks,
             tuple((0,) * n for n in slots),
             False,
             (False,) * ranks,
         )
 
-    def _words(self) -> dict[Word, int]:
-        used = sorted({op.word for p in self.programs for _, op in p if isinstance(op, Wait | Put)})
-        flags = {
-            Word("flag", r, s) for r, p in enumerate(self.programs) for _, op in p if isinstance(op, Attend) for s in op.slots
-        }
-        return {w: i for i, w in enumerate(sorted({*used, *flags}))}
+    @cached_property
+    def index(self) -> dict[Word, int]:
+        """Place of each word in a state."""
+        operations = [(rank, op) for rank, program in enumerate(self.programs) for _, op in program]
+        named = {op.word for _, op in operations if isinstance(op, Wait | Put)}
+        gated = {Word("flag", rank, slot) for rank, op in operations if isinstance(op, Attend) for slot in op.slots}
+        return {word: i for i, word in enumerate(sorted(named | gated))}
 
     def _queue(self, rank: int, stream: int) -> list[tuple[int, Operation]]:
         return [(i, op) for i, (name, op) in enumerate(self.programs[rank]) if name == STREAMS[stream]]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "index", self._words())
-        object.__setattr__(self, "queues", [[self._queue(r, s) for s in (0, 1)] for r in range(len(self.programs))])
+    @cached_property
+    def queues(self) -> list[list[list[tuple[int, Operation]]]]:
+        """[rank][stream]: (place in the order of enqueueing, operation)."""
+        return [[self._queue(rank, stream) for stream in (0, 1)] for rank in range(len(self.programs))]
 
     def _finished(self, state: State) -> bool:
         return all(
             (state.dead and rank == self.mortal) or all(at.done == len(q) for at, q in zip(state.at[rank], queues, strict=True))
-            for rank, queues in enumerate(self.queues)  # type: ignore[attr-defined]
+            for rank, queues in enumerate(self.queues)
         )
 
     def _where(self, state: State) -> str:
         out = []
-        for rank, queues in enumerate(self.queues):  # type: ignore[attr-defined]
+        for rank, queues in enumerate(self.queues):
             out += [f"rank {rank}: {q[at.done][1]}" for at, q in zip(state.at[rank], queues, strict=True) if at.done < len(q)]
         return "; ".join(out)
 
@@ -130,13 +133,13 @@ class Explorer:
     def _may_start(self, state: State, rank: int, stream: int) -> bool:
         if not self.one_queue:
             return True
-        other, queues = state.at[rank][1 - stream], self.queues[rank]  # type: ignore[attr-defined]
+        other, queues = state.at[rank][1 - stream], self.queues[rank]
         started = other.done + (other.phase > 0)
         mine = queues[stream][state.at[rank][stream].done][0]
         return started == len(queues[1 - stream]) or queues[1 - stream][started][0] > mine
 
     def _stream_moves(self, state: State, rank: int, stream: int) -> Iterator[Move]:
-        at, queue = state.at[rank][stream], self.queues[rank][stream]  # type: ignore[attr-defined]
+        at, queue = state.at[rank][stream], self.queues[rank][stream]
         if at.done == len(queue) or (at.phase == 0 and not self._may_start(state, rank, stream)):
             return
         stopped = state.stopped[rank]
@@ -148,10 +151,10 @@ class Explorer:
                 if self._word(state, word) >= epoch or (stopped and self.stop_frees_streams):
                     yield Move(complete, True)
             case Put(word, epoch):
-                i = self.index[word]  # type: ignore[attr-defined]
+                i = self.index[word]
                 yield Move(complete._replace(words=_with(state.words, i, max(epoch, state.words[i]))), True)
             case Ended(epoch):
-                compute = self.queues[rank][0]  # type: ignore[attr-defined]
+                compute = self.queues[rank][0]
                 kernel = next(i for i, (_, x) in enumerate(compute) if isinstance(x, Attend) and x.epoch == epoch)
                 if state.at[rank][0].done > kernel:
                     yield Move(complete, True)
@@ -187,7 +190,7 @@ class Explorer:
             yield Move(onward, False)
 
     def _word(self, state: State, word: Word) -> int:
-        return state.words[self.index[word]]  # type: ignore[attr-defined, no-any-return]
+        return state.words[self.index[word]]
 
 
 def _advanced(state: State, rank: int, stream: int, at: At) -> State:
