@@ -130,6 +130,24 @@ def test_a_tail_outside_all_documents_is_zero(ranks: Pool) -> None:
         assert not got[name][:, 44:].any()
 
 
+def nan_in_the_tail(rank: int, group: Any, strategy: str) -> bool:
+    spec = docs([14, 18, 12], n=46)
+    p = plan(spec, group=group, chunk=4)
+    whole = tensors(Case(2, 46, 0))[:3]
+    for t in whole:
+        t[:, 44:] = torch.nan
+    x = [p.shard(t, rank).clone().requires_grad_() for t in whole]
+    out = maskc.run(spec, *x, group, plan=p, strategy=strategy)
+    assert isinstance(out, Tensor)
+    out.sum().backward()
+    return all(t is not None and bool(torch.isfinite(t).all()) for t in (out, *(t.grad for t in x)))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nan_that_nobody_sees_stays_where_it_is(ranks: Pool, strategy: str) -> None:
+    assert all(ranks.run(2, nan_in_the_tail, strategy))
+
+
 def test_rows_that_see_nothing(ranks: Pool) -> None:
     """Rows 5 to 7 empty: their neighbours' gradients are those of the dense answer, theirs are zero."""
     lts, lte = (torch.full((1, 1, 16), x, dtype=torch.int32) for x in (5, 8))
