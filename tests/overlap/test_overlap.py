@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +19,13 @@ from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import MaskForm
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
+from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped, gate_tables
 from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.protocol import Word
-from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, write_word
+from maskc.runtime.protocol import Word, readers_of
+from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 
 CPU = torch.device("cpu")
@@ -152,6 +156,70 @@ def test_plans_that_relay_are_refused() -> None:
             CPU,
             timeout=1e5,
         )
+
+
+# ---------------------------------------------------------------- ranks that copy from each other
+
+
+class Shared:
+    """Every rank's source halves and words in one process: the transport of rank `rank`."""
+
+    def __init__(self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout) -> None:
+        self.rank, self.words, self.halves, self.keys = rank, words, halves, keys
+
+    def address(self, word: Word) -> int:
+        return self.words[("ready", "done").index(word.kind), word.holder, word.by].data_ptr()
+
+    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
+        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
+        for mine, theirs in zip(into, self.halves[rank][half], strict=True):
+            mine.copy_(theirs[start : start + self.keys.size_of(chunk)])
+
+    def own(self, half: int) -> Pair:
+        return self.halves[self.rank][half]
+
+    def release(self, epoch: int) -> None:
+        raise AssertionError("nobody is late")
+
+
+class Patient(HostQueues):
+    """Waits until another thread has written the word."""
+
+    def wait(self, stream: str, address: int, epoch: int) -> None:
+        for _ in range(100_000):
+            if read_word(address) >= epoch:
+                return
+            time.sleep(1e-4)
+        raise AssertionError("waited for ever")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_ranks_that_copy_from_each_other_call_after_call(causal: bool) -> None:
+    """Three ranks as threads, ten calls with new keys each, random pauses; source halves are poisoned by what comes later."""
+    case = Case(3, 60, 2, "none", causal=causal, chunk=4, order="contiguous", heads=(2, 1, 1))
+    v = vectors(case)
+    p = case.plan(v)
+    shape = KeyShape(1, 1, 8, 8, torch.float64)
+    words = torch.zeros(2, 3, 3, dtype=torch.int32)
+    halves = [[shape.empty(p.keys.local_length(r), CPU) for _ in range(2)] for r in range(3)]
+    plans = [overlap_plan(p, r) for r in range(3)]
+    calls = [tensors(replace(case, seed=100 + e))[:3] for e in range(10)]
+    want = [dense(replace(case, seed=100 + e), v)["out"] for e in range(10)]
+
+    def serve(rank: int) -> None:
+        pause = random.Random(rank)
+        link = Shared(rank, words, halves, p.keys)
+        running = Overlapped(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers_of(plans, rank))
+        local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, plans[rank].columns)
+        for (q, k, val), truth in zip(calls, want, strict=True):
+            time.sleep(pause.random() * 0.004)
+            mine = [p.shard(x, rank, of="keys") for x in (k, val)]
+            out, _ = running.forward(local, p.shard(q, rank), *mine, 8**-0.5)
+            torch.testing.assert_close(out, p.shard(truth, rank), rtol=0, atol=1e-10)
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(serve, rank) for rank in range(3)]:
+            done.result(timeout=60)
 
 
 # ---------------------------------------------------------------- what a GPU would be given
