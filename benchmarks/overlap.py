@@ -22,10 +22,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -35,7 +36,10 @@ import maskc
 from benchmarks.digest import digest
 from benchmarks.masks import mask_case
 from maskc.boundary import BoundaryVectors
-from maskc.runtime import ops
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.spec import OutDtype
+from maskc.runtime import hopper, ops
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import merge
@@ -43,6 +47,7 @@ from maskc.runtime.overlap import Overlapped
 from maskc.runtime.overlap_model import flows, forward_times
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
 from maskc.runtime.plan import AttentionPlan, plan
+from maskc.runtime.plan_arguments import Order
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair
 
 MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
@@ -89,7 +94,7 @@ class Problem:
     order: OverlapPlan
 
 
-def problem(cell: Cell, order: str = "balanced") -> Problem:
+def problem(cell: Cell, order: Order = "balanced") -> Problem:
     case = mask_case(cell.mask, cell.seqlen, heads=cell.heads)
     v = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors(case.seqlen, case.seqlen)
     chunk = min(2048, max(128, cell.seqlen // cell.world // 8))
@@ -100,7 +105,7 @@ def problem(cell: Cell, order: str = "balanced") -> Problem:
         order=order,
         heads=cell.heads,
         heads_kv=cell.heads_kv,
-        head_dim=HEAD_DIM,  # type: ignore[arg-type]
+        head_dim=HEAD_DIM,
     )
     orders = [overlap_plan(p, r) for r in range(cell.world)]
     return Problem(cell, v, p, max(orders, key=lambda o: sum(s.rows for s in o.pulls)))
@@ -119,17 +124,17 @@ class Rank:
         self.link = Loopback(p.keys, order.rank, order.sources, shape, slowness=cell.link)
         self.queues = CudaQueues(device)
         self.rank = Overlapped(order, p.keys, shape, self.link, self.queues, device)
-        on_device = replace(made.v, **{n: t.to(device) for n, t in _named(made.v)})
-        self.vectors, self.rows = on_device, p.rows.chunks_of(order.rank)
-        self.local = localize(on_device, p.rows, self.rows, p.keys, order.columns, device)
+        self.vectors = replace(made.v, **{n: t.to(device) for n, t in _named(made.v)})  # type: ignore[arg-type]
+        self.rows = p.rows.chunks_of(order.rank)
+        self.local = localize(self.vectors, p.rows, self.rows, p.keys, order.columns, device)
         self._parts: dict[tuple[int, ...], tuple[BoundaryVectors, tuple[Tensor, ...]]] = {}
         self.scale = HEAD_DIM**-0.5
         self.q = torch.randn(1, self.local.nq, cell.heads, HEAD_DIM, device=device).bfloat16()
         own = p.keys.local_length(order.rank)
         self.k, self.v = (torch.randn(1, own, cell.heads_kv, HEAD_DIM, device=device).bfloat16() for _ in range(2))
         for peer in order.sources:
-            for epoch in (1, 2):  # both halves; their contents stay
-                self.link.post(peer, epoch, partial(_fill, device))
+            for epoch in (1, 2):  # the same keys in both halves, for good: every call gives the same result
+                self.link.post(peer, epoch, partial(_fill, device, peer))
 
     def call(self, executor: str) -> tuple[Tensor, Tensor]:
         self.link.release(self.rank.epoch + 1)  # the keys of others never change: they are ready for any epoch
@@ -154,7 +159,7 @@ class Rank:
             with self.queues.on("copy"):
                 for s in part:
                     self.rank.pull(self.order.slots.index(s), 0)
-                events.append(torch.cuda.Event())
+                events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
                 events[-1].record()
         total = None
         for i, part in enumerate(parts):
@@ -177,9 +182,10 @@ class Rank:
         return new if total is None else merge(total, new)
 
 
-def _fill(device: torch.device, pair: Pair) -> None:
+def _fill(device: torch.device, peer: int, pair: Pair) -> None:
+    g = torch.Generator(device).manual_seed(peer)
     for half in pair:
-        half.copy_(torch.randn(half.shape, device=device))
+        half.copy_(torch.randn(half.shape, device=device, generator=g))
 
 
 def _named(v: BoundaryVectors) -> list[tuple[str, Tensor]]:
@@ -211,7 +217,10 @@ def measure(cell: Cell, device: torch.device, repeats: int) -> list[dict[str, An
         other, order = everything_gathered(cell)
         gathered = Rank(other, order, device)
         runs["dual-chunk gather"] = lambda: gathered.call("copy-then-attend")
-    results = {name: run() for name, run in runs.items()}
+    results = {}
+    for name, run in runs.items():
+        results[name] = run()
+        torch.cuda.synchronize()
     ours.rank.finish()
     same = torch.equal(results["gated"][0], results["copy-then-attend"][0])
     times = _times(runs, ours.queues, repeats)
@@ -246,13 +255,27 @@ def measure(cell: Cell, device: torch.device, repeats: int) -> list[dict[str, An
     return rows
 
 
+def compile_all(masks: list[str]) -> None:
+    """Every variant that is going to run, compiled side by side."""
+    forms = set()
+    for name in masks:
+        made = problem(Cell(name, 8192, 32, 8, 2, 1))
+        rows, keys = made.p.rows, made.p.keys
+        forms.add(hopper.mask_form(localize(made.v, rows, rows.chunks_of(made.order.rank), keys, made.order.columns)))
+    specs = [forward_spec(form, HEAD_DIM, "bf16", out) for form in forms for out in get_args(OutDtype)]
+    sources = [forward_source(replace(s, gated=gated)) for s in specs for gated in (False, True)]
+    sources += [schedule_source(schedule_spec(form, HEAD_DIM)) for form in forms if form.closed is None]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_cubin, sources))
+
+
 def _times(runs: dict[str, Callable[[], Any]], queues: CudaQueues, repeats: int) -> dict[str, list[float]]:
     """Milliseconds of every run, in random order in every round; copies start no earlier than the round's clock."""
     rng = random.Random(0)
     events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
     for _ in range(repeats):
         for name in rng.sample(list(runs), len(runs)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             queues.copies.wait_event(start)
             runs[name]()
@@ -326,6 +349,7 @@ def main() -> None:
             print(dry(cell), flush=True)
         return
     deadline = time.monotonic() + args.timeout
+    compile_all(args.masks)
     device = torch.device("cuda", torch.cuda.current_device())
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "digest": digest(), "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -333,6 +357,9 @@ def main() -> None:
     for cell in chosen:
         if time.monotonic() > deadline:
             left.append(str(cell))
+            continue
+        if not problem(cell).order.pulls:
+            print(f"{cell}  no rank needs keys of another")
             continue
         rows = measure(cell, device, args.repeats)
         record["rows"] += rows
