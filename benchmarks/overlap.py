@@ -23,7 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -174,7 +174,7 @@ class Rank:
         columns = tuple(s.chunk for s in reversed(part))
         if columns not in self._parts:
             local = localize(self.vectors, self.p.rows, self.rows, self.p.keys, columns, self.device)
-            self._parts[columns] = local, ops.backend_module("hopper").schedule(local, HEAD_DIM)
+            self._parts[columns] = local, hopper.schedule(local, HEAD_DIM)
         local, tables = self._parts[columns]
         rows = slice(part[-1].start, part[0].start + part[0].rows)
         keys, values = (x[rows].transpose(0, 1) for x in (self.rank.keys, self.rank.values))
@@ -228,7 +228,12 @@ def measure(cell: Cell, device: torch.device, repeats: int) -> list[dict[str, An
     medians = {name: statistics.median(t) for name, t in times.items()}
     copied = sum(s.rows for s in made.order.pulls) * DEFAULT_MACHINE.bytes_per_row(cell.heads_kv, HEAD_DIM)
     shared = {
-        **asdict(cell),
+        "mask": cell.mask,
+        "seqlen": cell.seqlen,
+        "heads": cell.heads,
+        "kv_heads": cell.heads_kv,
+        "world": cell.world,
+        "link": cell.link,
         "rank": made.order.rank,
         "bytes": copied,
         "same_bits": same,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
+import pytest
+import torch
+
+from benchmarks import overlap
 from benchmarks.overlap import Cell, cells, dry, everything_gathered, figures, interval, problem
+from maskc.runtime.transport import HostQueues, Loopback
 
 
 def test_efficiency_by_hand() -> None:
@@ -46,3 +51,47 @@ def test_a_cell_looks_at_the_rank_that_receives_most() -> None:
     other, order = everything_gathered(cell)
     assert len(order.slots) == other.p.keys.chunk_count, "the baseline gathers everything"
     assert "model" in dry(cell)
+
+
+class Clock:
+    """An event that tells made-up times."""
+
+    ticks = 0.0
+
+    def __init__(self, enable_timing: bool = False) -> None: ...
+
+    def record(self) -> None:
+        Clock.ticks += 0.5
+        self.at = Clock.ticks
+
+    def elapsed_time(self, end: Clock) -> float:
+        return end.at - self.at
+
+
+class Host(HostQueues):
+    class Copies:
+        def wait_event(self, event: object) -> None: ...
+
+    def __init__(self, device: torch.device) -> None:
+        self.copies = self.Copies()
+
+
+def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness itself, with a backend of the CPU and a clock that counts: rows as the file wants them."""
+
+    class Stream:
+        def wait_event(self, event: object) -> None: ...
+
+    for name, value in (("Event", Clock), ("synchronize", lambda: None), ("current_stream", Stream)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(overlap, "CudaQueues", Host)
+    monkeypatch.setattr(overlap, "Loopback", partial(Loopback, pinned=False))
+    monkeypatch.setattr(overlap.hopper, "schedule", lambda local, head_dim: ())
+    rows = overlap.measure(Cell("causal_document", 1024, 2, 1, 2, 2), torch.device("cpu"), 2)
+    assert [r["executor"] for r in rows] == ["gated", "copy-then-attend", "peer by peer", "dual-chunk gather"]
+    needed = {"mask", "seqlen", "kv_heads", "direction", "executor", "link", "t_attention_ms", "t_comm_ms", "t_overlap_ms"}
+    for r in rows:
+        assert needed | {"e", "e_low", "e_high"} <= set(r)
+        assert r["same_bits"]
+        assert r["t_overlap_ms"] == (1.0 if r["executor"] == "peer by peer" else 0.5), "one more event where parts are awaited"
+    assert "same bits True" in overlap.line(Cell("causal_document", 1024, 2, 1, 2, 2), rows)
