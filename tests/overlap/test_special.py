@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(special_overlap, "CudaQueues", lambda device: HostQueues())
     monkeypatch.setattr(special_overlap, "Loopback", loopback)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
 
 @pytest.mark.parametrize("name", special_overlap.MASKS)
