@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Order: TypeAlias = Literal["contiguous", "zigzag", "zigzag-document", "balanced"]
 Spec: TypeAlias = "BoundMask | BoundaryVectors"
+WORLD_LIMIT = 4096
+"""Ranks of a plan at most: it holds numbers per pair of them."""
 
 
 def masks_of(specs: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
@@ -38,6 +40,8 @@ def world_of(world_size: int | None, group: ProcessGroup | None) -> int:
     """Number of ranks, given or counted. Raises M701."""
     if world_size is not None and not _whole(world_size, 1):
         raise error("M701", f"world_size is {world_size!r}; a plan needs the number of ranks, >= 1, or a group")
+    if world_size is not None and world_size > WORLD_LIMIT:
+        raise error("M701", f"world_size is {world_size}; a plan has at most {WORLD_LIMIT} ranks")
     if group is None:
         if world_size is None:
             raise error("M701", "neither world_size nor a group is given; a plan needs the number of ranks")

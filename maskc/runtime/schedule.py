@@ -111,7 +111,8 @@ def make_schedule(
         return _schedule(strategy, keys, _ring(keys, needed, sent))
     steps = []
     for group in groups:
-        wanted = [frozenset(c for c in sent[r] if keys.owner[c] in group(r)) for r in range(keys.world)]
+        sources = map(group, range(keys.world))
+        wanted = [frozenset(c for c in sent[r] if keys.owner[c] in owners) for r, owners in enumerate(sources)]
         phases = _relayed(keys, wanted, node_size) if hierarchical else (_direct(keys, wanted),)
         columns = tuple(tuple(sorted(needed[r] & wanted[r])) for r in range(keys.world))
         steps.append(Step(tuple(p for p in phases if p), columns))

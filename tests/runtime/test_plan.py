@@ -238,6 +238,7 @@ def test_traffic_in_bytes() -> None:
         ("M701", {"world_size": 2.0}),
         ("M701", {"world_size": "2"}),
         ("M701", {"world_size": True}),
+        ("M701", {"world_size": 2**40}),
         ("M701", {"group": 3}),
         ("M702", {"world_size": 2, "chunk": 2.5}),
         ("M702", {"world_size": 2, "chunk": "4"}),
