@@ -201,7 +201,8 @@ def check_plan(plan: AttentionPlan, world: int, rank: int, q: Tensor, k: Tensor)
     if plan.world != world:
         raise error("M707", f"the plan is for {plan.world} ranks, the group has {world}")
     for name, x, axis in (("q", q, plan.rows), ("k", k, plan.keys)):
-        if x.shape[1] != (held := axis.local_length(rank)):
+        held = axis.length if world == 1 else axis.local_length(rank)
+        if x.shape[1] != held:
             raise error(
                 "M710",
                 f"{name} has {x.shape[1]} rows; in this plan rank {rank} holds {held} of {axis.length}",
