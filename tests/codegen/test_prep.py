@@ -71,7 +71,7 @@ def test_every_suite_mask_compiles_for_hopper_without_spills() -> None:
 
 def test_source_and_spec(golden: Callable[[str, str], None]) -> None:
     (kernel,) = KERNELS["prep"](Request(*suite()["doc_prefix"]))
-    golden("doc_prefix.prep.cu", kernel.source.text)
+    golden("doc_prefix.cu", kernel.source.text)
     assert kernel.spec.text().splitlines() == [
         "kernel = prep",
         "mask = doc_prefix",
