@@ -20,7 +20,7 @@ from typing import Any
 from tests.gpu.cases import all_cases
 
 Item = tuple[str, dict[str, Any]]  # name, what the worker reads
-SPECIAL_GROUP = 32  # special cases of one worker
+SPECIAL_GROUP = 8  # special cases of one worker
 
 
 def run_group(items: list[Item], limit: float, deadline: float) -> list[dict[str, Any]]:
@@ -90,7 +90,8 @@ def main() -> int:
     ]
     if not args.no_special:
         items: list[Item] = [(f"special/{n}", {"special": n}) for n in special_cases() if args.match in n]
-        groups += [items[i : i + SPECIAL_GROUP] for i in range(0, len(items), SPECIAL_GROUP)]
+        count = -(-len(items) // SPECIAL_GROUP)
+        groups = [items[i::count] for i in range(count)] + groups  # slow neighbours apart, and all of them first
     deadline = time.monotonic() + args.timeout
     started = time.monotonic()
     with ThreadPoolExecutor(args.parallel) as pool:
