@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from maskc.binding.streams import Kept
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import MaskcError, error
@@ -58,8 +59,45 @@ class BoundInputs:
     scalars: dict[str, int | Tensor] = field(default_factory=dict)
     blocks: dict[str, BlockTable] = field(default_factory=dict)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of them."""
+        sets = [t for table in self.sets.values() for t in (table.starts, table.ends, table.counts)]
+        numbers = [s for s in self.scalars.values() if isinstance(s, Tensor)]
+        return (*sets, *self.vectors.values(), *numbers, *(table.keep for table in self.blocks.values()))
 
-Prepare = Callable[["BoundMask", int, int], BoundaryVectors]
+    def to(self, device: torch.device) -> BoundInputs:
+        """The same inputs on another device, without waiting for the copies."""
+        if device == self.device:
+            return self
+
+        def moved(t: Tensor) -> Tensor:
+            return t.to(device, non_blocking=True)
+
+        return BoundInputs(
+            device,
+            {n: SegmentTable(moved(t.starts), moved(t.ends), moved(t.counts)) for n, t in self.sets.items()},
+            {n: moved(t) for n, t in self.vectors.items()},
+            {n: moved(s) if isinstance(s, Tensor) else s for n, s in self.scalars.items()},
+            {n: replace(t, keep=moved(t.keep)) for n, t in self.blocks.items()},
+        )
+
+
+class Reordered(NamedTuple):
+    """A mask whose keys lie in another order, which may differ between mask heads.
+
+    mask: bound, known by its `vectors` alone. index: int32 [batch, heads, nk], the old position of each key; inverse: the
+    new one.
+    """
+
+    mask: BoundMask
+    vectors: BoundaryVectors
+    index: Tensor
+    inverse: Tensor
+
+
+Prepare = Callable[[CompiledMask, BoundInputs, int, int], BoundaryVectors]
+Reorder = Callable[[BoundaryVectors], Reordered]
 MakeSchedule = Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
 
 
@@ -72,6 +110,8 @@ class BoundMask(Handled):
     how many tokens each segment or span input reaches, and fill: how far those that must have no gap fill their parent
     (both empty where `validate=False` left the data unread). later: facts that wait for the sizes. given: the vectors
     themselves, where there is no mask file (see `from_vectors`).
+
+    What is made on a GPU is kept for all streams: a stream that did not make it waits for it, outside torch.compile.
     """
 
     compiled: CompiledMask
@@ -84,8 +124,10 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
-    _vectors: dict[tuple[int, int, str], BoundaryVectors] = field(default_factory=dict, repr=False)
-    _schedules: dict[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
+    _bound: Kept[tuple[Tensor, ...]] | None = field(default=None, repr=False)
+    _vectors: dict[tuple[int, int, str], Kept[BoundaryVectors]] = field(default_factory=dict, repr=False)
+    _schedules: dict[tuple[int, int, str, int], Kept[tuple[Tensor, ...]]] = field(default_factory=dict, repr=False)
+    _reordered: dict[tuple[int, int, str], Kept[Reordered]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_vectors(cls, v: BoundaryVectors, name: str = "vectors") -> BoundMask:
@@ -103,19 +145,21 @@ class BoundMask(Handled):
         """The boundary vectors for nq query rows and nk keys, on `device` (default: that of the inputs); kept for later.
 
         Sizes that neither the caller nor an input gives are the tokens that the segments reach; nq follows nk then.
-        `prepare` makes the vectors of a proved mask instead of torch (a kernel does it in one launch).
+        `prepare` makes the vectors of a proved mask on `device` instead of torch (a kernel does it in one launch).
         Raises MaskcError (M4xx) where the data do not fit the sizes.
         """
         rows, keys = self._sizes(nq, nk)
         place = self.inputs.device if device is None else _indexed(torch.device(device))
         key = rows, keys, str(place)
-        if key not in self._vectors:
-            self._vectors[key] = self._make(rows, keys, place, prepare)
-        return self._vectors[key]
+        kept = self._vectors.get(key)
+        if kept is None or not kept.usable():
+            kept = self._vectors[key] = Kept.of(self._make(rows, keys, place, prepare))
+        return kept.get()
 
     def has_vectors(self, nq: int, nk: int, device: torch.device) -> bool:
         """Whether `vectors` has made them before."""
-        return (nq, nk, str(device)) in self._vectors
+        key = nq, nk, str(device)
+        return key in self._vectors and self._vectors[key].usable()
 
     def schedule(self, v: BoundaryVectors, head_dim: int, make: MakeSchedule | None) -> tuple[Tensor, ...]:
         """What a backend's `schedule` makes of these vectors for a head dimension; kept for later.
@@ -123,11 +167,22 @@ class BoundMask(Handled):
         Without `make` what is kept, or () for the backend to make it in the call.
         """
         key = v.nq, v.nk, str(v.device), head_dim
-        if key not in self._schedules:
+        kept = self._schedules.get(key)
+        if kept is None or not kept.usable():
             if make is None:
                 return ()
-            self._schedules[key] = make(v, head_dim)
-        return self._schedules[key]
+            kept = self._schedules[key] = Kept.of(make(v, head_dim))
+        return kept.get()
+
+    def reordered(self, v: BoundaryVectors, make: Reorder | None) -> Reordered | None:
+        """What `make` makes of these vectors; kept for later. Without `make` what is kept, or None."""
+        key = v.nq, v.nk, str(v.device)
+        kept = self._reordered.get(key)
+        if kept is None or not kept.usable():
+            if make is None:
+                return None
+            kept = self._reordered[key] = Kept.of(make(v))
+        return kept.get()
 
     def check_early(self) -> None:
         """What can be said as soon as the data are bound, where the sizes are known by then."""
@@ -161,13 +216,15 @@ class BoundMask(Handled):
             return on_device(self.given, device)
         check_sizes(self.compiled.fn, nq=nq, nk=nk)
         self._check_totals(nk)
+        if self._bound is not None:
+            self._bound.get()
         checks = Checks()
         for fact in self.later:
             check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
         checks.finish()
         provable = self._provable(nk)
-        if provable and prepare is not None and self.inputs.device == device:
-            return prepare(self, nq, nk)
+        if provable and prepare is not None:
+            return prepare(self.compiled, self.inputs.to(device), nq, nk)
         program = self.compiled.program if provable else None
         return on_device(boundary_vectors(self.compiled.fn, program, self.inputs, nq, nk), device)
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable
+from maskc.binding.bound import BoundInputs, SegmentTable
 from maskc.binding.columns import block_table
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen import nvrtc
@@ -58,10 +58,10 @@ def why_not(compiled: CompiledMask, device: torch.device) -> Diagnostic | None:
     return None if missing is None else missing.diagnostics[0]
 
 
-def vectors(bound: BoundMask, nq: int, nk: int) -> BoundaryVectors:
+def vectors(compiled: CompiledMask, inputs: BoundInputs, nq: int, nk: int) -> BoundaryVectors:
     """The vectors of a bound mask, to be passed as `prepare` to `BoundMask.vectors` where `why_not` has nothing to say."""
-    blocks = block_table(bound.compiled.fn, bound.inputs, nq, nk)
-    return replace(prepare(bound.compiled, bound.inputs, nq, nk, blocks=blocks).vectors, blocks=blocks)
+    blocks = block_table(compiled.fn, inputs, nq, nk)
+    return replace(prepare(compiled, inputs, nq, nk, blocks=blocks).vectors, blocks=blocks)
 
 
 def prepare(

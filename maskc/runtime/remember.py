@@ -6,20 +6,26 @@ from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
+from maskc.binding.streams import Kept
+
 First = TypeVar("First")
 Rest = TypeVarTuple("Rest")
 Result = TypeVar("Result")
 
 
 def remembered(function: Callable[[First, *Rest], Result]) -> Callable[[First, *Rest], Result]:
-    """A function whose results are kept per first argument, weakly, and per other arguments, which are hashable."""
-    known: WeakKeyDictionary[First, dict[tuple[*Rest], Result]] = WeakKeyDictionary()
+    """A function whose results are kept per first argument, weakly, and per other arguments, which are hashable.
+
+    GPU tensors in a result come in order with the current stream, whichever stream they were made on.
+    """
+    known: WeakKeyDictionary[First, dict[tuple[*Rest], Kept[Result]]] = WeakKeyDictionary()
 
     def call(first: First, /, *rest: *Rest) -> Result:
         mine = known.setdefault(first, {})
-        if rest not in mine:
-            mine[rest] = function(first, *rest)
-        return mine[rest]
+        kept = mine.get(rest)
+        if kept is None or not kept.usable():
+            kept = mine[rest] = Kept.of(function(first, *rest))
+        return kept.get()
 
     call.__doc__ = function.__doc__
     return call
