@@ -66,6 +66,24 @@ class Peer:
             raise error("M701", "torch.distributed has no process group yet", None, "call init_process_group first")
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
+    def speaks(self, device: torch.device) -> bool:
+        """The group can send tensors of such a device."""
+        return device.type in _device_types(self.group)
+
+    def home(self, x: object) -> torch.device:
+        """Where numbers for all ranks lie: of one device type on all of them, whatever x is on each."""
+        host = torch.device("cpu")
+        if self.speaks(host):
+            return host
+        if isinstance(x, torch.Tensor) and self.speaks(x.device):
+            return x.device
+        return torch.device(_device_types(self.group)[0])
+
+
+def _device_types(group: Any) -> tuple[str, ...]:
+    """Device types of a group's backends, from a description such as "cpu:gloo,cuda:nccl"."""
+    return tuple(part.split(":")[0] for part in dist.get_backend_config(group).split(","))
+
 
 @dataclass(frozen=True, slots=True)
 class Template:

@@ -153,7 +153,7 @@ def agreed_call(
         failure = e
         fields = dict.fromkeys(FIELDS, 0)
     try:
-        comm.agree(peer, fields, failure is not None, _device(q))
+        comm.agree(peer, fields, failure is not None, peer.home(q))
     except MaskcError as disagreement:
         raise failure or disagreement from None
     assert call is not None
@@ -176,6 +176,8 @@ def _call(
     backend: str,
 ) -> Call:
     check_tensors(q, k, v)
+    if not peer.speaks(q.device):
+        raise error("M504", f"q is on `{q.device}`, from where this group cannot send", None, "move q, k and v, or the group")
     check_plan(plan, peer.world, peer.rank, q, k)
     check_strategy(strategy)
     part = plan.part(spec)
@@ -292,17 +294,13 @@ def contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPl
     nq, nk = spec.nq, spec.nk
     if nq is None or nk is None:
         mine = [x.shape[1] if isinstance(x, Tensor) and x.dim() == 4 else -1 for x in (q, k)]
-        everyone = comm.gather_numbers(peer, mine, _device(q), "the sum of the rows")
+        everyone = comm.gather_numbers(peer, mine, peer.home(q), "the sum of the rows")
         if min(mine) < 0:
             check_tensors(q, k, k)
         comm.check_refusals([min(row) < 0 for row in everyone])
         rows, keys = (sum(column) for column in zip(*everyone, strict=True))
         nq, nk = rows if nq is None else nq, keys if nk is None else nk
     return _contiguous(spec, peer.world, nq, nk)
-
-
-def _device(x: object) -> torch.device:
-    return x.device if isinstance(x, Tensor) else torch.device("cpu")
 
 
 @remembered

@@ -1,0 +1,197 @@
+"""`python -m tests.gpu2 --limit SECONDS --out FILE`: two ranks on two GPUs, one process a GPU, over NCCL.
+
+One pair of processes runs all cases; a pair that hangs or dies is replaced. Faults have pairs of their own, two devices in
+one process a third kind; all run beside each other, for nothing here is timed. Without two GPUs: nothing, unless --host,
+which runs the same over Gloo on small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.digest import digest
+from tests.gpu2 import cases, devices, faults
+from tests.gpu2.worker import MARK
+
+CASE_SECONDS = 20.0
+START_SECONDS = 45.0
+Record = dict[str, Any]
+
+
+class Worker:
+    """A process of `tests.gpu2.worker`."""
+
+    def __init__(self, *arguments: object, blocking: bool = True) -> None:
+        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu2.worker", *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        self._left = b""
+
+    def ask(self, job: int) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{job}\n".encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer tells
+
+    def answer(self, deadline: float) -> Record | None:
+        """The next marked line; None at the deadline or when the process has ended."""
+        assert self.process.stdout is not None
+        handle = self.process.stdout.fileno()
+        while True:
+            while b"\n" in self._left:
+                line, self._left = self._left.split(b"\n", 1)
+                if line.startswith(MARK.encode()):
+                    found: Record = json.loads(line[len(MARK) :])
+                    return found
+            ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(handle, 65536) if ready else b""
+            if not data:
+                return None
+            self._left += data
+
+    def end(self) -> str:
+        """Kill; the last words."""
+        self.process.kill()
+        _, errors = self.process.communicate()
+        return errors.decode(errors="replace").strip()[-300:]
+
+
+def rendezvous() -> str:
+    return tempfile.mktemp(prefix="maskc-pair-")
+
+
+def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float) -> list[Record]:
+    results: list[Record] = []
+    workers: list[Worker] = []
+    for number, case in numbered:
+        now = time.monotonic()
+        if now > deadline:
+            break
+        limit = CASE_SECONDS
+        if not workers:
+            path = rendezvous()
+            workers = [Worker("pair", rank, path, CASE_SECONDS) for rank in range(cases.WORLD)]
+            limit = START_SECONDS
+        for worker in workers:
+            worker.ask(number)
+        until = min(now + limit, deadline + 5)
+        answers = [worker.answer(until) for worker in workers]
+        problems = [f"rank {r}: {a['problem']}" if a else f"rank {r} gave no answer" for r, a in enumerate(answers)]
+        wrong = [p for p, a in zip(problems, answers, strict=True) if a is None or a["problem"]]
+        if None in answers:
+            wrong += [worker.end() for worker in workers]
+            workers = []
+        results.append({"name": case.name, "problem": "; ".join(wrong), "seconds": round(time.monotonic() - now, 3)})
+    for worker in workers:
+        worker.end()
+    return results
+
+
+def run_fault(name: str, deadline: float) -> Record:
+    """What each rank raised, within the timeout of the group and a little more."""
+    made, path, started = faults.FAULTS[name], rendezvous(), time.monotonic()
+    workers = [Worker("fault", name, r, path, faults.GROUP_SECONDS, blocking=made.blocking) for r in range(cases.WORLD)]
+    problems = []
+    for rank, (worker, wanted) in enumerate(zip(workers, made.codes, strict=True)):
+        if wanted is None:
+            continue
+        got = worker.answer(min(deadline, started + START_SECONDS + 3 * faults.GROUP_SECONDS))
+        if wanted == "ends":  # torch's watchdog ends the process, or it raises: anything but a hang or a result
+            alive = got is None and worker.process.poll() is None and not _ended(worker, deadline)
+            if alive or (got is not None and not got["problem"]):
+                problems.append(f"rank {rank} {'still runs' if alive else 'got a result'}")
+        elif got is None:
+            problems.append(f"rank {rank} gave no answer, {worker.process.poll()}: {worker.end()}")
+        elif got.get("code") != wanted:
+            problems.append(f"rank {rank} got {got.get('code')}: {got['problem'] or 'a result'}, not {wanted}")
+        elif got["seconds"] > 2 * faults.GROUP_SECONDS:
+            problems.append(f"rank {rank} got {wanted} after {got['seconds']} s")
+    for worker in workers:
+        worker.end()
+    return {"name": f"fault/{name}", "problem": "; ".join(problems), "seconds": round(time.monotonic() - started, 3)}
+
+
+def _ended(worker: Worker, deadline: float) -> bool:
+    try:
+        worker.process.wait(max(0.1, min(15.0, deadline - time.monotonic())))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def run_devices(deadline: float) -> list[Record]:
+    worker = Worker("devices")
+    results = []
+    for name, _ in devices.checks():
+        got = worker.answer(deadline)
+        if got is None:
+            return [*results, {"name": name, "problem": f"no answer: {worker.end()}", "seconds": 0.0}]
+        results.append(got)
+    worker.end()
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for everything")
+    parser.add_argument("--out", type=Path, default=Path("gpu2.json"))
+    parser.add_argument("--match", default="", help="run what has this in its name")
+    parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
+    args = parser.parse_args()
+    if torch.cuda.device_count() < cases.WORLD and not args.host:
+        print("skipped: needs two GPUs")
+        return 0
+    started = time.monotonic()
+    deadline = started + args.limit
+    numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
+    with ThreadPoolExecutor(16) as pool:
+        broken = [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
+        both = pool.submit(run_devices, deadline) if args.match in "devices" else None
+        if not args.host:
+            cases.compile_for([c for _, c in numbered[: len(cases.NAMES)]])
+        results = run_pair(numbered, deadline)
+        results += [f.result() for f in broken]
+        results += both.result() if both is not None else []
+    failed = [r for r in results if r["problem"]]
+    record = {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
+        "digest": digest(),
+        "passed": len(results) - len(failed),
+        "failed": len(failed),
+        "not_run": len(numbered) - sum(1 for r in results if "/h" in r["name"]),
+        "seconds": round(time.monotonic() - started, 1),
+        "cases": results,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    for r in failed[:40]:
+        print(f"{r['name']}: {r['problem'][:260]}")
+    print(f"{record['passed']} passed, {record['failed']} failed, {record['not_run']} not run, {record['seconds']} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,43 @@
+"""The runner itself: over Gloo everywhere, over NCCL where there are two GPUs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.inputs import NAMES
+from tests.gpu2 import cases
+
+
+def run(tmp_path: Path, *arguments: str) -> dict[str, object]:
+    out = tmp_path / "gpu2.json"
+    command = [sys.executable, "-m", "tests.gpu2", "--out", str(out), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    found: dict[str, object] = json.loads(out.read_text())
+    return found
+
+
+def test_every_mask_comes_in_every_way() -> None:
+    listed = cases.all_cases()
+    assert len({c.name for c in listed}) == len(listed)
+    assert {(c.mask, c.strategy, c.order, c.prune) for c in listed} == {(m, *w) for m in NAMES for w in cases.WAYS}
+    assert [c.mask for c in listed[: len(NAMES)]] == list(NAMES)
+
+
+@pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "devices"])
+def test_over_gloo(tmp_path: Path, match: str) -> None:
+    record = run(tmp_path, "--host", "--limit", "60", "--match", match)
+    assert record["passed"]
+    assert not record["failed"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two Hopper GPUs")
+def test_over_nccl(tmp_path: Path) -> None:
+    assert run(tmp_path, "--limit", "120")["not_run"] == 0
