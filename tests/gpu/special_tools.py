@@ -1,0 +1,73 @@
+"""What a user starts on a GPU besides `maskc.run`: a folder of built kernels, and `maskc bench`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+LOADED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("cuda.bindings.nvrtc", "lark", "sympy", "jinja2"):
+            raise ImportError(f"{name} is not to be used here")
+
+sys.meta_path.insert(0, Blocked())
+import torch
+import maskc
+from tests.gpu.special_flex import _dense, _results
+
+mask = maskc.load(sys.argv[1])
+spec = mask.bind(doc=maskc.segments(lengths=[300, 1, 120]), prefix=[20, 0, 120])
+n = 421
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, n, h, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (4, 2, 2))
+dout, dlse = torch.randn_like(q), torch.randn(1, 4, n, device="cuda")
+got = _results(lambda *x: maskc.run(spec, *x, return_lse=True), (q, k, v), dout, dlse)
+hidden = spec.vectors(n, n, "cuda").masked()
+exact, naive = (
+    _results(lambda *x: _dense(hidden, 64**-0.5, *x), [x.detach().to(t).requires_grad_() for x in (q, k, v)], dout, dlse)
+    for t in (torch.float64, torch.bfloat16)
+)
+for part, x, y, z in zip(("out", "lse", "dq", "dk", "dv"), got, exact, naive, strict=True):
+    error, allowed = ((t.double() - y).abs().max().item() for t in (x, z))
+    assert error <= 2 * allowed + 1e-3 * y.abs().max().item(), f"{part}: error {error:.2e}, dense bf16 has {allowed:.2e}"
+"""
+
+
+def special_cases() -> list[tuple[str, Callable[[], str]]]:
+    return [("tools/a loaded folder", loaded), ("tools/maskc bench", bench)]
+
+
+def loaded() -> str:
+    """`maskc compile -o`, then `maskc.load` in a process that cannot compile: results against dense attention."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = _ran("-m", "maskc", "compile", "examples/doc_prefix.mask", "-o", folder, "--head-dim", "64")
+        return built.stderr if built.returncode else _problem(_ran("-c", LOADED, folder))
+
+
+def bench() -> str:
+    """Both agree, every figure is there."""
+    arguments = ("--inputs", "examples/packed_8k.json", "--heads", "8", "--kv-heads", "2", "--json")
+    done = _ran("-m", "maskc", "bench", "std:doc_prefix", *arguments)
+    if done.returncode:
+        return _problem(done)
+    report = json.loads(done.stdout)
+    sides = report["maskc"], report["flex"]
+    missing = [name for side in sides for name in ("first_step", "mask", "forward", "backward") if not side[name]]
+    return f"without {missing}" if missing else "" if report["backend"] == "hopper" else f"ran on {report['backend']}"
+
+
+def _ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=80)
+
+
+def _problem(done: subprocess.CompletedProcess[str]) -> str:
+    return f"status {done.returncode}: {done.stderr.strip()[-280:]}" if done.returncode else ""
