@@ -16,7 +16,6 @@ from maskc.binding.constructors import SetSource
 from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, rows, tensors_in
 from maskc.binding.facts import Fact, check_fact, check_hole_free, check_sorted, check_within, facts_of, names_in, sizes_in
 from maskc.binding.sets import build_table
-from maskc.binding.streams import Kept
 from maskc.boundary import BlockTable
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import Diagnostic, MaskcError, error
@@ -309,8 +308,7 @@ class _Binder:
         self.checks.finish()
         self.scalars.update(single)
         self._trim(counts)
-        waiting = later if self.checks.enabled else ()
-        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, waiting, _bound=Kept.of(inputs.tensors))
+        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, later if self.checks.enabled else ())
 
     def _check_sets(self, ordered: Collection[str]) -> None:
         """Nesting, and no holes in those whose order counts."""

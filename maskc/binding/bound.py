@@ -86,14 +86,14 @@ class BoundInputs:
 class Reordered(NamedTuple):
     """A mask whose keys lie in another order, which may differ between mask heads.
 
-    mask: bound, known by its `vectors` alone. index: int32 [batch, heads, nk], the old position of each key; inverse: the
-    new one.
+    mask: bound, known by its `vectors` alone. old: int32 [batch, heads, nk], where each key came from; new: where each
+    key went.
     """
 
     mask: BoundMask
     vectors: BoundaryVectors
-    index: Tensor
-    inverse: Tensor
+    old: Tensor
+    new: Tensor
 
 
 Prepare = Callable[[CompiledMask, BoundInputs, int, int], BoundaryVectors]
@@ -111,7 +111,7 @@ class BoundMask(Handled):
     (both empty where `validate=False` left the data unread). later: facts that wait for the sizes. given: the vectors
     themselves, where there is no mask file (see `from_vectors`).
 
-    What is made on a GPU is kept for all streams: a stream that did not make it waits for it, outside torch.compile.
+    What is made on a GPU is kept for all streams, see `streams`.
     """
 
     compiled: CompiledMask
@@ -124,10 +124,14 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
-    _bound: Kept[tuple[Tensor, ...]] | None = field(default=None, repr=False)
-    _vectors: dict[tuple[int, int, str], Kept[BoundaryVectors]] = field(default_factory=dict, repr=False)
-    _schedules: dict[tuple[int, int, str, int], Kept[tuple[Tensor, ...]]] = field(default_factory=dict, repr=False)
-    _reordered: dict[tuple[int, int, str], Kept[Reordered]] = field(default_factory=dict, repr=False)
+    _inputs: Kept[None, tuple[Tensor, ...]] = field(default_factory=Kept, repr=False)
+    _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept, repr=False)
+    _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept, repr=False)
+    _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._inputs.keep(None, self.inputs.tensors)
 
     @classmethod
     def from_vectors(cls, v: BoundaryVectors, name: str = "vectors") -> BoundMask:
@@ -151,15 +155,13 @@ class BoundMask(Handled):
         rows, keys = self._sizes(nq, nk)
         place = self.inputs.device if device is None else _indexed(torch.device(device))
         key = rows, keys, str(place)
-        kept = self._vectors.get(key)
-        if kept is None or not kept.usable():
-            kept = self._vectors[key] = Kept.of(self._make(rows, keys, place, prepare))
-        return kept.get()
+        if key in self._vectors:
+            return self._vectors[key]
+        return self._vectors.keep(key, self._make(rows, keys, place, prepare))
 
     def has_vectors(self, nq: int, nk: int, device: torch.device) -> bool:
         """Whether `vectors` has made them before."""
-        key = nq, nk, str(device)
-        return key in self._vectors and self._vectors[key].usable()
+        return (nq, nk, str(device)) in self._vectors
 
     def schedule(self, v: BoundaryVectors, head_dim: int, make: MakeSchedule | None) -> tuple[Tensor, ...]:
         """What a backend's `schedule` makes of these vectors for a head dimension; kept for later.
@@ -167,22 +169,16 @@ class BoundMask(Handled):
         Without `make` what is kept, or () for the backend to make it in the call.
         """
         key = v.nq, v.nk, str(v.device), head_dim
-        kept = self._schedules.get(key)
-        if kept is None or not kept.usable():
-            if make is None:
-                return ()
-            kept = self._schedules[key] = Kept.of(make(v, head_dim))
-        return kept.get()
+        if key in self._schedules:
+            return self._schedules[key]
+        return () if make is None else self._schedules.keep(key, make(v, head_dim))
 
     def reordered(self, v: BoundaryVectors, make: Reorder | None) -> Reordered | None:
         """What `make` makes of these vectors; kept for later. Without `make` what is kept, or None."""
         key = v.nq, v.nk, str(v.device)
-        kept = self._reordered.get(key)
-        if kept is None or not kept.usable():
-            if make is None:
-                return None
-            kept = self._reordered[key] = Kept.of(make(v))
-        return kept.get()
+        if key in self._reordered:
+            return self._reordered[key]
+        return None if make is None else self._reordered.keep(key, make(v))
 
     def check_early(self) -> None:
         """What can be said as soon as the data are bound, where the sizes are known by then."""
@@ -216,8 +212,8 @@ class BoundMask(Handled):
             return on_device(self.given, device)
         check_sizes(self.compiled.fn, nq=nq, nk=nk)
         self._check_totals(nk)
-        if self._bound is not None:
-            self._bound.get()
+        if None in self._inputs:
+            _ = self._inputs[None]
         checks = Checks()
         for fact in self.later:
             check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)

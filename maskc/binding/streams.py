@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
@@ -20,39 +21,27 @@ Value = TypeVar("Value")
 class Making:
     """Where GPU tensors were made: on which stream, and an event behind the last kernel that writes them.
 
-    captured: the kernels were not run but written into a CUDA graph, which makes the tensors anew at every replay.
     users: streams that the allocator knows to wait for.
     """
 
     tensors: tuple[Tensor, ...]
     stream: torch.cuda.Stream
     event: torch.cuda.Event
-    captured: bool
     users: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, value: object) -> Making | None:
-        """Of what the current stream has just been given to make; None for a value without GPU tensors."""
-        there = tuple(t for t in tensors_of(value) if t.is_cuda)
-        if not there:
-            return None
-        stream, captured = torch.cuda.current_stream(there[0].device), torch.cuda.is_current_stream_capturing()
-        event = torch.cuda.Event(external=not captured)  # type: ignore[no-untyped-call]
+    def of(cls, tensors: tuple[Tensor, ...]) -> Making:
+        """Of GPU tensors that the current stream has just been given to make."""
+        stream = torch.cuda.current_stream(tensors[0].device)
+        event = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
         event.record(stream)
-        return cls(there, stream, event, captured)
-
-    def __reduce__(self) -> tuple[object, tuple[()]]:
-        return type(None), ()  # streams and events stay in their process
-
-    def usable(self) -> bool:
-        """Tensors of a graph hold nothing outside it."""
-        return not self.captured or torch.cuda.is_current_stream_capturing()
+        return cls(tensors, stream, event)
 
     def wait(self) -> None:
-        """Let the current stream wait for the tensors, and them for it. In a capture the graph waits at its replays.
+        """Let the current stream wait for the tensors, and their memory for it.
 
-        The event is external to a graph: waiting for it is a node, legal whether or not it has happened yet. Two graphs
-        share nothing: torch raises where the tensors belong to another capture.
+        The event is external to CUDA graphs: in a capture, waiting for it is a node of the graph, which is legal whether
+        or not the tensors are made by then.
         """
         stream = torch.cuda.current_stream(self.stream.device)
         if torch.cuda.is_current_stream_capturing():
@@ -64,30 +53,39 @@ class Making:
                 for t in self.tensors:
                     t.record_stream(stream)
 
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return type(None), ()  # streams and events stay in their process
+
 
 @dataclass(eq=False, slots=True)
-class Kept(Generic[Value]):
-    """A value that is kept, with the making of its GPU tensors."""
+class Kept(Generic[Key, Value]):
+    """What was made once, by key, for use on any stream.
 
-    value: Value
-    making: Making | None
+    In a CUDA graph, what is kept from before is used, but what is made there is not kept: its memory holds nothing until
+    the graph is replayed. A graph of torch.compile gets what is kept as it is; it cannot hold events.
+    """
 
-    @classmethod
-    def of(cls, value: Value) -> Kept[Value]:
-        return cls(value, Making.of(value))
+    found: dict[Key, tuple[Value, Making | None]] = field(default_factory=dict)
 
-    def usable(self) -> bool:
-        return self.making is None or torch.compiler.is_compiling() or self.making.usable()
+    def __contains__(self, key: Key) -> bool:
+        return key in self.found
 
-    def get(self) -> Value:
-        """The value, in order with the current stream. A graph of torch.compile gets it as it is: it cannot hold events."""
-        if self.making is not None and not torch.compiler.is_compiling():
-            self.making.wait()
-        return self.value
+    def __getitem__(self, key: Key) -> Value:
+        value, making = self.found[key]
+        if making is not None and not torch.compiler.is_compiling():
+            making.wait()
+        return value
+
+    def keep(self, key: Key, value: Value) -> Value:
+        """`value`, which the current stream has just made."""
+        tensors = tuple(t for t in tensors_of(value) if t.is_cuda)
+        if not tensors or not torch.cuda.is_current_stream_capturing():
+            self.found[key] = value, Making.of(tensors) if tensors else None
+        return value
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
-    """The tensors in what is kept: tensors, tuples and dataclasses of them."""
+    """The tensors in a value: itself, or those of tuples and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):

@@ -57,7 +57,7 @@ class RowMap:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """L(x), elementwise: int32 of any shape to int32 of that shape. Values outside [0, length] are clipped first."""
         x = x.clamp(0, self.bounds[-1])
-        table = torch.tensor((self.bounds, self.before, self.own), dtype=torch.int32).to(x.device)
+        table = torch.tensor((self.bounds, self.before, self.own), dtype=torch.int32).to(x.device, non_blocking=True)
         if self.chunk is not None:
             at = (x // self.chunk).clamp_(max=len(self.own) - 1)
         else:
@@ -155,4 +155,4 @@ def _common_block(block: int, ranges: Sequence[Range]) -> int:
 
 def _block_index(ranges: Sequence[Range], step: int, block: int, device: torch.device) -> torch.Tensor:
     parts = [torch.arange(start, stop, step) // block for start, stop in ranges]
-    return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)).to(device)
+    return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)).to(device, non_blocking=True)

@@ -18,14 +18,11 @@ def remembered(function: Callable[[First, *Rest], Result]) -> Callable[[First, *
 
     GPU tensors in a result come in order with the current stream, whichever stream they were made on.
     """
-    known: WeakKeyDictionary[First, dict[tuple[*Rest], Kept[Result]]] = WeakKeyDictionary()
+    known: WeakKeyDictionary[First, Kept[tuple[*Rest], Result]] = WeakKeyDictionary()
 
     def call(first: First, /, *rest: *Rest) -> Result:
-        mine = known.setdefault(first, {})
-        kept = mine.get(rest)
-        if kept is None or not kept.usable():
-            kept = mine[rest] = Kept.of(function(first, *rest))
-        return kept.get()
+        mine = known.setdefault(first, Kept())
+        return mine[rest] if rest in mine else mine.keep(rest, function(first, *rest))
 
     call.__doc__ = function.__doc__
     return call

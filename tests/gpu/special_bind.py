@@ -1,17 +1,22 @@
-"""Binding data that are on a GPU: the same vectors as on the CPU, one synchronisation, none without validation."""
+"""Binding data that are on a GPU: the same vectors as on the CPU, one synchronisation, none without validation.
+
+And what is kept with a mask: right on every stream, and in graphs, whichever stream made it and however late.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 import maskc
 from maskc import CompiledMask, segments, spans
+from maskc.runtime.layout import contiguous
+from maskc.runtime.localize import localize, localized
 from tests.gpu.special_prep import differences
 
 N = 4096
@@ -21,7 +26,17 @@ POSITIONS = torch.cat([torch.arange(n) for n in (*LENGTHS.tolist(), N - 3901)])
 
 
 def special_cases() -> list[tuple[str, Callable[[], str]]]:
-    return [*((f"bind/{name}", partial(_same, name)) for name in CASES), ("bind/messages", _messages), ("bind/run", _run)]
+    return [
+        *((f"bind/{name}", partial(_same, name)) for name in CASES),
+        ("bind/messages", _messages),
+        ("bind/run", _run),
+        ("streams/vectors made late", partial(_late, "vectors")),
+        ("streams/data bound late", partial(_late, "bind")),
+        ("streams/localized late", _localized_late),
+        ("streams/graph behind a late stream", _late_graph),
+        ("streams/made in a graph", _made_in_a_graph),
+        ("streams/memory of a mask that is gone", _freed),
+    ]
 
 
 def _padded(ids: torch.Tensor) -> torch.Tensor:
@@ -80,7 +95,8 @@ def synchronisations() -> Iterator[list[str]]:
             yield found
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-            found += [str(w.message) for w in caught if "synchroniz" in str(w.message)]
+            # torch also warns, once in a process, that the mode is a prototype
+            found += [str(w.message) for w in caught if "called a synchronizing" in str(w.message)]
 
 
 def _same(name: str) -> str:
@@ -136,3 +152,148 @@ def _run() -> str:
     with synchronisations() as found:
         maskc.run(spec, q, k, v).sum().backward()
     return f"{len(found)} synchronisations" if found else ""
+
+
+# ---------------------------------------------------------------- streams
+
+LATE = 200_000_000
+"""Cycles for which the stream that makes something is kept busy first, about a tenth of a second."""
+
+
+def _operands() -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    return tuple(torch.randn(1, N, 4, 128, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+
+def _bound(lengths: torch.Tensor = LENGTHS) -> maskc.BoundMask:
+    return _documents().bind(validate=False, doc=segments(lengths=lengths.cuda()))
+
+
+@cache
+def _documents() -> CompiledMask:
+    return maskc.compile("std:doc_causal")
+
+
+def _warm(qkv: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """What is right; and every kernel is loaded, and the pool full of memory that holds something else."""
+    want = maskc.run(_bound(), *qkv)
+    for _ in range(3):
+        maskc.run(_bound(torch.tensor([N // 2, N // 2])), *qkv)
+    torch.cuda.synchronize()
+    assert isinstance(want, torch.Tensor)
+    return want
+
+
+def _late(what: str) -> str:
+    """Nobody waits for the stream that binds, or makes the vectors; a second stream runs at once."""
+    qkv, lengths = _operands(), LENGTHS.cuda()
+    want = _warm(qkv)
+    for _ in range(3):
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        spec = None if what == "bind" else _bound()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(LATE)
+            if spec is None:
+                spec = _bound(lengths)
+            else:
+                maskc.run(spec, *qkv)
+        with torch.cuda.stream(second):
+            got = maskc.run(spec, *qkv)
+        if first.query():
+            return "the first stream was not late: nothing was tested"
+        torch.cuda.synchronize()
+        if not torch.equal(got, want):
+            return "another stream did not wait"
+    return ""
+
+
+def _localized_late() -> str:
+    """The vectors of a rank, and the kernel tables made of them, by a stream that is late."""
+    spec, layout = _bound(), contiguous(N, 2)
+    v = spec.vectors(N, N)
+    torch.cuda.synchronize()
+    want = localize(v, layout, (1,), layout, (0, 1))
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(LATE)
+        localized(v, layout, (1,), layout, (0, 1), v.device)
+    with torch.cuda.stream(second):
+        got = localized(v, layout, (1,), layout, (0, 1), v.device)
+        copies = [t.clone() for t in got.tensors if t is not None]
+    if first.query():
+        return "the first stream was not late: nothing was tested"
+    torch.cuda.synchronize()
+    wanted = [t for t in want.tensors if t is not None]
+    return "" if all(torch.equal(a, b) for a, b in zip(copies, wanted, strict=True)) else "another stream did not wait"
+
+
+def _late_graph() -> str:
+    """A graph captured while the vectors are still being made waits for them when it is replayed."""
+    qkv, lengths = _operands(), LENGTHS.cuda()
+    want = _warm(qkv)
+    first, capturing = torch.cuda.Stream(), torch.cuda.Stream()
+    pool = torch.cuda.graph_pool_handle()
+    torch.cuda.synchronize()
+    for late in (False, True):  # the first capture fills the pool, which may wait for the GPU
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(LATE if late else 1)
+            spec = _bound(lengths)
+            maskc.run(spec, *qkv)
+        with torch.cuda.stream(capturing):
+            graph.capture_begin(pool)
+            got = maskc.run(spec, *qkv)
+            graph.capture_end()
+            graph.replay()
+    late = not first.query()
+    torch.cuda.synchronize()
+    if not late:
+        return "the first stream was not late: nothing was tested"
+    return "" if torch.equal(got, want) else "the graph did not wait"
+
+
+def _made_in_a_graph() -> str:
+    """What a graph makes is its own: a call in the open makes it anew, and a second graph does not read the first one's."""
+    qkv = _operands()
+    want = _warm(qkv)
+    spec = _bound()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside = [maskc.run(spec, *qkv) for _ in range(2)]
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other):
+        second = maskc.run(spec, *qkv)
+    other.replay()
+    torch.cuda.synchronize()
+    if not torch.equal(second, want):
+        return "a second graph read what the first had not made yet"
+    if not torch.equal(maskc.run(spec, *qkv), want):
+        return "a call in the open used the vectors of a graph"
+    graph.replay()
+    return "" if all(torch.equal(out, want) for out in inside) else "the graph is wrong"
+
+
+def _freed() -> str:
+    """The memory of a mask is not used again while another stream still reads it."""
+    qkv = _operands()
+    want = _warm(qkv)
+    for _ in range(3):
+        spec, second = _bound(), torch.cuda.Stream()
+        maskc.run(spec, *qkv)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(LATE)
+            got = maskc.run(spec, *qkv)
+        del spec
+        for size in (1 << 14, 1 << 16, 1 << 18):  # on this stream, which does not wait
+            [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for _ in range(64)]
+        maskc.run(_bound(torch.tensor([N // 2, N // 2])), *qkv)
+        if second.query():
+            return "the second stream was not late: nothing was tested"
+        torch.cuda.synchronize()
+        if not torch.equal(got, want):
+            return "the mask was overwritten while it was read"
+    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -15,8 +16,11 @@ from torch import Tensor
 
 import maskc
 from maskc.binding.bound import BoundMask
-from maskc.runtime import ops
-from maskc.runtime.localize import localize, take
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import hopper, ops
+from maskc.runtime.localize import fold_causal, localize, take
 from maskc.runtime.merge import merge
 from maskc.runtime.plan import plan
 from tests.gpu.inputs import suite_mask
@@ -31,6 +35,7 @@ MASKS = (
     "28_duo_heads",
     "94_packed_blockwise_causal",
 )
+HEAD_DIM = 64
 LIMIT = 1.5
 """Largest error against fp64 of the ranks together, in units of the same error of one call."""
 
@@ -53,7 +58,9 @@ def check(name: str, world: int, strategy: str, n: int, device: str = "cuda", dt
     path, inputs = found
     spec = maskc.compile(path).bind(nq=n, nk=n, **inputs)
     g = torch.Generator().manual_seed(0)
-    heads, heads_kv, dim = 8, 2, 64
+    heads, heads_kv, dim = 8, 2, HEAD_DIM
+    if device == "cuda":
+        compile_all(spec, n)
     whole = [torch.randn(1, n, h, dim, generator=g).to(dtype) for h in (heads, heads_kv, heads_kv, heads)]
     truth = one_call(spec, [t.double() for t in whole])
     on_device = [t.to(device) for t in whole]
@@ -67,6 +74,19 @@ def check(name: str, world: int, strategy: str, n: int, device: str = "cuda", dt
         if not error <= LIMIT * floor:
             return f"{label}: {error:.2e} from fp64, one call {floor:.2e}"
     return ""
+
+
+def compile_all(spec: BoundMask, n: int) -> None:
+    """The kernels of the whole mask and of its localized forms, side by side."""
+    whole = spec.vectors(n, n)
+    sources = []
+    for form in {hopper.mask_form(whole), hopper.mask_form(fold_causal(whole))}:
+        scheduled = schedule_spec(form, HEAD_DIM)
+        sources += [schedule_source(scheduled)] if scheduled.packed else []
+        sources += [forward_source(forward_spec(form, HEAD_DIM, "bf16", out)) for out in ("input", "f32")]
+        sources.append(select_backward(form, HEAD_DIM, "bf16").source())
+    with ThreadPoolExecutor(len(sources)) as pool:
+        list(pool.map(compile_cubin, sources))
 
 
 def one_call(spec: BoundMask, tensors: list[Tensor]) -> tuple[Tensor, ...]:

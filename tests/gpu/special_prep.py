@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 import maskc
+from maskc.binding.streams import Kept
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.bundle import write_bundle
 from maskc.codegen.kernels import KERNELS, Request, compile_all
@@ -46,7 +47,7 @@ def _suite(name: str) -> str:
         if made is None:
             continue
         bound = maskc.compile(str(made[0])).bind(nq=nq, nk=nk, **made[1])
-        on_gpu = replace(bound, inputs=to_gpu(bound.inputs), _vectors={}, _schedules={})
+        on_gpu = replace(bound, inputs=to_gpu(bound.inputs), _vectors=Kept(), _schedules=Kept())
         got = on_gpu.vectors(nq, nk, prepare=prep.vectors)
         if problem := differences(got, bound.vectors(nq, nk)):
             return f"{nq} x {nk}: {problem}"

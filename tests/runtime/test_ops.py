@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import maskc
-from maskc.binding.streams import Kept
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.runtime import cpu, ops
 from tests.runtime.dense import reference
@@ -127,7 +126,7 @@ def test_calls_on_a_gpu_enter_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         q, k, val = (torch.empty(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         there = torch.empty(1, 1, 64, device="cuda", dtype=torch.int32)
-        spec._vectors[64, 64, "cuda:0"] = Kept(replace(spec.vectors(64, 64), lts=there), None)
+        spec._vectors.found[64, 64, "cuda:0"] = replace(spec.vectors(64, 64), lts=there), None
         out = torch.compile(lambda *x: maskc.run(spec, *x), fullgraph=True, backend=keep)(q, k, val)
     assert out.shape == q.shape
     (graph,) = graphs
