@@ -1,11 +1,11 @@
 """The FlashMask family's kernel benchmark, rebuilt: 12 masks, forward and backward apart, every peer of a cell in one process.
 
-    python -m benchmarks.attention --seqlens 8192 32768 --out benchmarks/results/attention.json
+    python -m benchmarks.attention --seqlens 4096 8192 16384 32768 65536 131072 --also-head-dims 64 256 --gpus 0 1
 
-One worker process a mask compiles everything first (in parallel); then the workers are timed one after another, peers
-interleaved in rounds, medians over all repetitions. new_mask_ms: what a step with a new
-mask costs beyond a step with a known one. TFLOP/s = 4 B H S^2 D density (forward), 2.5 times that (backward),
-by exact density; a second figure counts every touched 128 x 128 tile as full, as the FlashMask papers do.
+First worker processes compile everything side by side, each a few cells (a mask at one length); then every GPU times its
+cells one after the other: peers in turn, `--rounds` times, each time for `--seconds` or one step. A figure is the median
+over all steps, its spread the distance of the rounds' medians. TFLOP/s = 4 B H S^2 D density (forward), 2.5 times that
+(backward), by exact density. Cells are written as they come and join those that the file has of the same kernels.
 """
 
 from __future__ import annotations
@@ -16,284 +16,217 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import IO, Any
+from typing import Any
 
-TOKENS = 131072  # batch * seqlen of every cell
+from benchmarks.masks import NAMES
+
+TOKENS = 131072
+"""batch * seqlen of every cell."""
+OTHER_DIMS = ("full", "causal", "sliding_window", "causal_document")
+"""Masks that head dims other than 128 are measured with, at 8192."""
+PEERS = ("maskc", "flex", "flex-flash", "cudnn", "flashmask", "magi")
+
+
+@dataclass(frozen=True)
+class Cell:
+    mask: str
+    seqlen: int
+    head_dim: int = 128
+
+    @property
+    def cost(self) -> float:
+        """Time of a step, roughly: by visible cells and by rows."""
+        shares = {"full": 1.0, "causal": 0.5, "prefix_lm_causal": 0.63, "qk_sparse": 0.47, "random_eviction": 0.5}
+        return self.head_dim * (self.seqlen * shares.get(self.mask, 0.15) + 2048)
+
+    def __str__(self) -> str:
+        return f"{self.mask},{self.seqlen},{self.head_dim}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__.splitlines()[0])
-    parser.add_argument("--seqlens", type=int, nargs="+", default=[8192, 32768])
-    parser.add_argument("--masks", nargs="+", default=None)
-    parser.add_argument("--peers", nargs="+", default=["maskc", "flex", "flex-flash", "cudnn", "flashmask", "magi"])
+    parser.add_argument("--seqlens", type=int, nargs="*", default=[8192, 32768])
+    parser.add_argument("--masks", nargs="+", default=list(NAMES))
+    parser.add_argument("--peers", nargs="+", default=list(PEERS))
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=None)
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--batch-heads", type=int, default=None, help="batch * heads of a cell instead of 131072 tokens")
+    parser.add_argument("--also-head-dims", type=int, nargs="*", default=[], help=f"at 8192, with {', '.join(OTHER_DIMS)}")
+    parser.add_argument("--batch-heads", type=int, default=None, help=f"batch * heads of a cell instead of {TOKENS} tokens")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parallel", type=int, default=12, help="workers that compile at the same time")
+    parser.add_argument("--seconds", type=float, default=0.2, help="for one peer in one round")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[0])
+    parser.add_argument("--parallel", type=int, default=10, help="workers of one GPU")
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/attention.json"))
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        return _worker(args)
-    from benchmarks.digest import digest
-    from benchmarks.masks import NAMES
-
+    cells = [Cell(mask, seqlen, args.head_dim) for seqlen in args.seqlens for mask in args.masks]
+    cells += [Cell(mask, 8192, dim) for dim in args.also_head_dims for mask in OTHER_DIMS if mask in args.masks]
+    results = Results(args.out)
     deadline = time.monotonic() + args.timeout
-    rows: list[dict[str, Any]] = []
-    info: dict[str, Any] = {"digest": digest()}
-    cells = [(name, seqlen) for seqlen in args.seqlens for name in args.masks or NAMES]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    for reply in _run_cells(cells, args, deadline):  # written after every cell: what is measured stays
-        rows += reply.get("rows", [])
-        info.update(reply.get("info", {}))
-        args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
-    print(table(rows))
+    shares = deal(cells, len(args.gpus))
+    compiled = threading.Barrier(len(shares))
+    with ThreadPoolExecutor(len(shares)) as pool:
+        running = [
+            pool.submit(run_on_gpu, gpu, share, args, deadline, compiled, results)
+            for gpu, share in zip(args.gpus, shares, strict=False)
+        ]
+    for one in running:
+        one.result()
+    print(table(results.rows))
     return 0
 
 
-def _run_cells(cells: list[tuple[str, int]], args: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
-    """Compile in parallel, time one by one. A worker that fails or hangs costs its own cell only."""
-    options = ["--heads", str(args.heads), "--head-dim", str(args.head_dim), "--rounds", str(args.rounds), "--peers", *args.peers]
-    if args.kv_heads:
-        options += ["--kv-heads", str(args.kv_heads)]
+def deal(cells: Sequence[Cell], parts: int) -> list[list[Cell]]:
+    """Cells in so many parts of about equal time (fewer where there are fewer cells), each from small to large."""
+    shares: list[list[Cell]] = [[] for _ in range(min(parts, len(cells)))]
+    for cell in sorted(cells, key=lambda c: -c.cost):
+        min(shares, key=lambda share: sum(c.cost for c in share)).append(cell)
+    return [share[::-1] for share in shares]
+
+
+class Results:
+    """The result file: rows of this run, and those that it had of the same kernels, GPU and torch."""
+
+    def __init__(self, path: Path) -> None:
+        from benchmarks.digest import digest
+
+        self.path, self.info, self.rows = path, {"digest": digest()}, []
+        self.lock = threading.Lock()
+        old = json.loads(path.read_text()) if path.exists() else {}
+        if old.get("digest") == self.info["digest"]:
+            self.rows = old.pop("rows", [])
+            self.info = old
+
+    def add(self, reply: dict[str, Any]) -> None:
+        with self.lock:
+            if any(self.info.get(name, value) != value for name, value in reply["info"].items()):
+                self.rows = []  # of another machine
+            self.info.update(reply["info"])
+            new = {self._key(row) for row in reply["rows"]}
+            self.rows = [row for row in self.rows if self._key(row) not in new] + reply["rows"]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({**self.info, "rows": self.rows}, indent=1) + "\n")
+
+    @staticmethod
+    def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in ("peer", "mask", "seqlen", "batch", "heads", "kv_heads", "head_dim"))
+
+
+# ---------------------------------------------------------------- one GPU
+
+
+def run_on_gpu(
+    gpu: int, cells: list[Cell], args: argparse.Namespace, deadline: float, compiled: threading.Barrier, results: Results
+) -> None:
+    """Workers compile side by side; when those of all GPUs are ready, one after the other times its cells."""
+    options = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in ("heads", "rounds", "seconds")]
+    options += [f"--kv-heads={args.kv_heads or args.heads}", "--peers", *args.peers]
     if args.batch_heads:
-        options += ["--batch-heads", str(args.batch_heads)]
-    waiting = list(cells)
-    running: list[tuple[str, subprocess.Popen[str]]] = []
-    ready: list[tuple[str, subprocess.Popen[str]]] = []
-    while waiting or running:
-        while waiting and len(running) < args.parallel:
-            name, seqlen = waiting.pop(0)
-            command = [sys.executable, "-m", "benchmarks.attention", "--worker", f"{name},{seqlen}", *options]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},  # the workers are the parallelism
-            )
-            running.append((f"{name},{seqlen}", process))
-        label, process = running.pop(0)
-        line = _read_line(process.stdout, deadline, process)
-        if line == "ready":
-            ready.append((label, process))
-        else:
-            print(f"{label}: failed while compiling: {_tail(process)}", flush=True)
-    for label, process in ready:
-        assert process.stdin is not None
-        process.stdin.write("time\n")
-        process.stdin.flush()
-        line = _read_line(process.stdout, deadline, process)
-        if line.startswith("{"):
-            yield json.loads(line)
-        else:
-            print(f"{label}: failed while timing: {_tail(process)}", flush=True)
-        process.wait(timeout=30)
+        options += [f"--batch-heads={args.batch_heads}"]
+    workers = [Worker(gpu, share, options) for share in deal(cells, args.parallel)]
+    halfway = (time.monotonic() + deadline) / 2
+    ready = [worker for worker in workers if worker.read(halfway) == "ready" or worker.failed("compiling", worker.cells)]
+    compiled.wait()
+    for worker in ready:
+        for i, cell in enumerate(worker.cells):
+            worker.write(str(cell))
+            line = worker.read(deadline)
+            if not line.startswith("{"):
+                worker.failed("timing", worker.cells[i:])
+                break
+            results.add(json.loads(line))
+        worker.close()
 
 
-def _read_line(stream: IO[str] | None, deadline: float, process: subprocess.Popen[str]) -> str:
-    """The next line that a worker prints, or "" when it ended or ran out of time (then it is killed)."""
-    import threading
+class Worker:
+    """A process that compiles some cells, says `ready`, and times each cell that it is asked for."""
 
-    assert stream is not None
-    timer = threading.Timer(max(1.0, deadline - time.monotonic()), process.kill)
-    timer.start()
-    try:
-        return stream.readline().strip()
-    finally:
-        timer.cancel()
+    def __init__(self, gpu: int, cells: list[Cell], options: list[str]) -> None:
+        self.cells = cells
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.attention_cell", *options, "--cells", *map(str, cells)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": visible.split(",")[gpu] if visible else str(gpu),
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the workers are the parallelism
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        self.errors: list[str] = []
+        threading.Thread(target=self._drain, daemon=True).start()
 
+    def _drain(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.errors = [*self.errors[-5:], line.strip()]
+            if line.startswith("note: "):
+                print(line.removeprefix("note: "), end="", flush=True)
 
-def _tail(process: subprocess.Popen[str]) -> str:
-    process.kill()
-    _, err = process.communicate()
-    return " ".join(err.strip().splitlines()[-3:])[-400:] or f"exit {process.returncode}"
-
-
-# ---------------------------------------------------------------- in a worker process
-
-
-def _worker(args: argparse.Namespace) -> int:
-    import torch
-
-    from benchmarks.masks import density, mask_case
-    from benchmarks.peers import PEERS
-
-    reply_to = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # compilers print; only replies may reach the parent
-    name, seqlen = args.worker.split(",")
-    case = mask_case(name, int(seqlen), heads=args.heads)
-    batch = max(1, TOKENS // case.seqlen) if args.batch_heads is None else max(1, args.batch_heads // args.heads)
-    kv_heads = args.kv_heads or args.heads
-    peers = [p for p in PEERS if p.name in args.peers and p.probe() is None and p.supports(case)]
-    prepared: dict[str, Callable[..., torch.Tensor]] = {}
-    extra: dict[str, dict[str, Any]] = {}
-    for peer in list(peers):
+    def read(self, deadline: float) -> str:
+        """The next line that it prints, or "" when it ended or ran out of time (then it is killed)."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(max(1.0, deadline - time.monotonic()), self.process.kill)
+        timer.start()
         try:
-            started = time.perf_counter()
-            prepared[peer.name] = peer.prepare(case, batch)
-            _step(prepared[peer.name], _tensors(peer.layout, batch, case.seqlen, args.heads, kv_heads, args.head_dim))
-            torch.cuda.synchronize()
-            extra[peer.name] = {"first_step_s": round(time.perf_counter() - started, 3)}
-        except Exception as problem:
-            if peer.name == "maskc":
-                raise
-            print(f"{peer.name} cannot do {name}: {type(problem).__name__}: {str(problem)[:200]}", file=sys.stderr)
-            peers.remove(peer)
-        torch.cuda.empty_cache()
-    exact = density(case)
-    print("ready", file=reply_to, flush=True)
-    if sys.stdin.readline().strip() != "time":
-        return 1
-    rows = _time_peers(peers, prepared, case, batch, kv_heads, args)
-    for row in rows:
-        row.update(extra[row["peer"]], density=exact)
-    info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "nvrtc": _nvrtc()}
-    print(json.dumps({"info": info, "rows": rows}), file=reply_to, flush=True)
-    return 0
+            return self.process.stdout.readline().strip()
+        finally:
+            timer.cancel()
 
+    def write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # read says so
 
-def _nvrtc() -> str:
-    from cuda.bindings import nvrtc
+    def failed(self, doing: str, cells: list[Cell]) -> bool:
+        self.process.kill()
+        time.sleep(0.2)
+        print(f"{' '.join(map(str, cells))}: failed while {doing}: {' '.join(self.errors)[-400:]}", flush=True)
+        return False
 
-    return ".".join(str(n) for n in nvrtc.nvrtcVersion()[1:])
-
-
-def _tensors(layout: str, batch: int, seqlen: int, heads: int, kv_heads: int, dim: int) -> tuple[Any, Any, Any, Any]:
-    """The same random q, k, v, dout for every peer, contiguous in the peer's layout."""
-    import torch
-
-    torch.manual_seed(0)
-
-    def make(n: int) -> torch.Tensor:
-        x = torch.randn((batch, seqlen, n, dim), device="cuda", dtype=torch.bfloat16)
-        return x if layout == "bshd" else x.transpose(1, 2).contiguous()
-
-    q, k, v, dout = make(heads), make(kv_heads), make(kv_heads), make(heads)
-    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout
-
-
-def _step(forward: Callable[..., Any], tensors: tuple[Any, Any, Any, Any]) -> None:
-    import torch
-
-    q, k, v, dout = tensors
-    torch.autograd.grad(forward(q, k, v), (q, k, v), dout)
-
-
-def _time_peers(
-    peers: Any, prepared: Any, case: Any, batch: int, kv_heads: int, args: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Peers interleaved in rounds; medians over every repetition, spread = (max - min) / median of the round medians.
-
-    `differs`: relative distance of a peer's output from the first peer's on a sample of rows.
-    """
-    import torch
-
-    shape = (batch, case.seqlen, args.heads, kv_heads, args.head_dim)
-    tensors = {layout: _tensors(layout, *shape) for layout in {p.layout for p in peers}}
-    reference: torch.Tensor | None = None
-    samples: dict[tuple[str, str], list[list[float]]] = {(p.name, way): [] for p in peers for way in ("fwd", "bwd")}
-    agreement: dict[str, float] = {}
-    for peer in peers:  # warm, and agree with the first peer before anything is timed
-        q, k, v, dout = tensors[peer.layout]
-        out = prepared[peer.name](q, k, v).detach()
-        rows = out if peer.layout == "bshd" else out.transpose(1, 2)
-        picked = rows[:, :: max(1, case.seqlen // 256)].float()
-        if reference is None:
-            reference = picked
-        agreement[peer.name] = ((picked - reference).norm() / reference.norm()).item()
-        _step(prepared[peer.name], tensors[peer.layout])
-    for _ in range(args.rounds):
-        for peer in peers:
-            q, k, v, dout = tensors[peer.layout]
-            forward = prepared[peer.name]
-            with torch.no_grad():
-                samples[peer.name, "fwd"].append(_events(lambda _, f=forward, a=q, b=k, c=v: f(a, b, c)))
-            samples[peer.name, "bwd"].append(
-                _events(
-                    lambda out, a=q, b=k, c=v, d=dout: torch.autograd.grad(out, (a, b, c), d),
-                    before=lambda f=forward, a=q, b=k, c=v: f(a, b, c),
-                )
-            )
-    table_rows = []
-    for peer in peers:
-        row: dict[str, Any] = {
-            "peer": peer.name, "mask": case.name, "seqlen": case.seqlen, "batch": batch, "heads": args.heads,
-            "kv_heads": kv_heads, "head_dim": args.head_dim, "differs": agreement[peer.name],
-        }  # fmt: skip
-        for way in ("fwd", "bwd"):
-            rounds = [median(r) for r in samples[peer.name, way]]
-            row[f"{way}_ms"] = median(x for r in samples[peer.name, way] for x in r)
-            row[f"{way}_spread"] = (max(rounds) - min(rounds)) / row[f"{way}_ms"]
-        row["new_mask_ms"] = _new_mask_ms(peer, case, batch, tensors[peer.layout]) - row["fwd_ms"]
-        table_rows.append(row)
-    return table_rows
-
-
-def _events(call: Callable[[Any], Any], before: Callable[[], Any] = lambda: None, seconds: float = 0.15) -> list[float]:
-    """Milliseconds of single calls by CUDA events, each after an untimed `before`: 2 warm, then 3 to 20 in about `seconds`."""
-    import torch
-
-    call(before())
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    call(before())
-    torch.cuda.synchronize()
-    count = max(3, min(20, int(seconds / max(time.perf_counter() - started, 1e-6))))
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-    for start, end in pairs:
-        given = before()
-        start.record()
-        call(given)
-        end.record()
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in pairs]
-
-
-def _new_mask_ms(peer: Any, case: Any, batch: int, tensors: tuple[Any, Any, Any, Any]) -> float:
-    """A step with a new mask of known shape: wall time of preparation and one forward, median of 3."""
-    import torch
-
-    times = []
-    with torch.no_grad():
-        for _ in range(3):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            peer.prepare(case, batch)(*tensors[:3])
-            torch.cuda.synchronize()
-            times.append(1000 * (time.perf_counter() - started))
-    return median(times)
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
 # ---------------------------------------------------------------- the printed table
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Text: per length and mask, TFLOP/s by exact density of every peer, and maskc's ratio to FlexAttention."""
+    """Text: per head dim, length and mask, TFLOP/s by exact density of every peer, and maskc's gain over FlexAttention."""
     lines = []
-    names = [p for p in ("maskc", "flex", "flex-flash", "cudnn", "flashmask", "magi") if any(r["peer"] == p for r in rows)]
-    for seqlen in sorted({r["seqlen"] for r in rows}):
-        lines.append(f"S = {seqlen}: TFLOP/s forward / backward / both" + " " * 12 + "maskc / flex")
-        ratios = []
-        for mask in dict.fromkeys(r["mask"] for r in rows if r["seqlen"] == seqlen):
-            cell = {r["peer"]: r for r in rows if r["seqlen"] == seqlen and r["mask"] == mask}
-            text = "  ".join(f"{p} {_rates(cell[p])}" for p in names if p in cell)
+    for dim, seqlen in sorted({(r["head_dim"], r["seqlen"]) for r in rows}):
+        here = [r for r in rows if (r["head_dim"], r["seqlen"]) == (dim, seqlen)]
+        lines.append(f"D = {dim}, S = {seqlen}: TFLOP/s forward / backward / both" + " " * 12 + "maskc / flex")
+        gains = []
+        for mask in (m for m in NAMES if any(r["mask"] == m for r in here)):
+            cell = {r["peer"]: r for r in here if r["mask"] == mask}
+            text = "  ".join(f"{p} {_rates(cell[p])}" for p in PEERS if p in cell)
             if "maskc" in cell and "flex" in cell:
-                ratio = _both(cell["flex"]) / _both(cell["maskc"])
-                ratios.append(ratio)
-                text += f"  {ratio:5.2f}"
+                gains.append(_both(cell["flex"]) / _both(cell["maskc"]))
+                text += f"  {gains[-1]:5.2f}"
             lines.append(f"  {mask:22s} {text}")
-        if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            lines.append(f"  geometric mean {mean:.3f}, min {min(ratios):.2f}, max {max(ratios):.2f} over {len(ratios)} masks")
+        if gains:
+            mean = math.exp(sum(map(math.log, gains)) / len(gains))
+            lines.append(f"  geometric mean {mean:.3f}, min {min(gains):.2f}, max {max(gains):.2f} over {len(gains)} masks")
     return "\n".join(lines)
 
 
