@@ -9,6 +9,7 @@ from typing import get_args
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.nvrtc import OPTIONS
 from maskc.codegen.render import CudaSource
+from maskc.codegen.reorder import take_keys_source
 from maskc.codegen.spec import HEAD_DIMS, Dtype, MaskForm, OutDtype
 from maskc.codegen.spec_bwd import select_backward
 
@@ -26,11 +27,13 @@ FORMS: tuple[MaskForm, ...] = (
     MaskForm(lts=True, lte=True, uts=True, ute=True),
     MaskForm(lts=True, lte=True, uts=True, ute=True, diag=True),
     MaskForm(causal=True, lts=True, blocks=True),
+    MaskForm(lts=True, diag=True),
 )
 
 
 def shipped() -> Iterator[tuple[str, CudaSource, tuple[str, ...]]]:
     """(name, rendered source, NVRTC options) of each variant."""
+    yield "take_keys", take_keys_source(), OPTIONS
     for form, head_dim in product(FORMS, HEAD_DIMS):
         planned = schedule_spec(form, head_dim)
         if planned.packed:

@@ -13,7 +13,7 @@ from torch import Tensor
 from maskc.binding.bound import BoundMask, Prepare
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, error
-from maskc.runtime import cpu, flex, ops
+from maskc.runtime import cpu, flex, ops, reorder
 
 if TYPE_CHECKING:
     from maskc.runtime.plan import AttentionPlan
@@ -128,6 +128,9 @@ def _attend_alone(
 
             gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
             check_kernels(spec.compiled.kernels, vectors, q, gradients=gradients, deterministic=deterministic)
+        elif (order := reorder.reordered(spec, vectors, q, k)) is not None:
+            spec, vectors = order.mask, order.vectors
+            k, v = reorder.take_keys(k, order), reorder.take_keys(v, order)
         make = None if torch.compiler.is_compiling() else ops.backend_module("hopper").schedule
         schedule = spec.schedule(vectors, q.shape[3], make)
     return ops.attention(vectors, q, k, v, scale, deterministic=deterministic, schedule=schedule)
