@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.masks import NAMES, mask_case
+from benchmarks.masks import NAMES
 
 LOADER, CONSUMER = "KV Loader", "MMA Consumer"
 COLUMNS = (
@@ -28,33 +29,40 @@ def main() -> int:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--masks", nargs="+", default=list(NAMES))
+    parser.add_argument("--every", type=int, default=4, help="shares are those of every n-th CTA")
     parser.add_argument("--chrome", metavar="MASK=FILE", default="", help="also write the Chrome trace of one mask")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/trace.json"))
     args = parser.parse_args()
 
     import torch
 
-    import maskc
-    from maskc.runtime import trace
+    from benchmarks.digest import digest
+    from benchmarks.scheduler import vectors
+    from maskc.codegen.forward import forward_source, schedule_source
+    from maskc.codegen.nvrtc import compile_cubin
+    from maskc.runtime import hopper, trace
 
     device = torch.device("cuda")
     chrome, _, chrome_path = args.chrome.partition("=")
-    rows = {}
-    print(f"{'mask':24}" + "".join(f"{role.split()[-1][:4]}:{state:9}" for role, state in COLUMNS))
-    for name in args.masks:
-        case = mask_case(name, args.seqlen, heads=args.heads)
-        v = maskc.compile(case.mask).bind(nq=args.seqlen, nk=args.seqlen, **case.inputs).vectors(device=device)
+    masks = {name: vectors(name, args.seqlen, args.heads, "cuda") for name in args.masks}
+    specs = {trace.trace_spec(hopper.mask_form(v), args.head_dim, "bf16") for v in masks.values()}
+    with ThreadPoolExecutor() as pool:  # side by side, before the first is asked for
+        sources = [*map(forward_source, specs), *(schedule_source(s) for s in specs if s.packed)]
+        list(pool.map(compile_cubin, sources))
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    info = {"device": torch.cuda.get_device_name(), "digest": digest(), "seqlen": args.seqlen, "heads": args.heads}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{'mask':24}" + "".join(f"{f'{role.split()[-1][:4]}:{state}':>15}" for role, state in COLUMNS))
+    for name, v in masks.items():
         shape = (1, args.seqlen, args.heads, args.head_dim)
         q, k, val = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
         lines = trace.record(v, q, k, val, args.head_dim**-0.5)
-        rows[name] = trace.shares(lines)
+        rows[name] = trace.shares(lines[:: args.every])
         cells = (rows[name].get(role, {}).get(state, 0.0) for role, state in COLUMNS)
-        print(f"{name:24}" + "".join(f"{100 * share:8.1f} %    " for share in cells), flush=True)
+        print(f"{name:24}" + "".join(f"{100 * share:13.1f} %" for share in cells), flush=True)
+        args.out.write_text(json.dumps({**info, "shares": rows}, indent=1) + "\n", encoding="utf-8")
         if name == chrome:
             trace.write_chrome(lines, Path(chrome_path))
-    record = {"device": torch.cuda.get_device_name(), "seqlen": args.seqlen, "heads": args.heads, "shares": rows}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

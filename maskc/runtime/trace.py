@@ -17,7 +17,7 @@ import torch
 
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
-from maskc.codegen.spec import STATES
+from maskc.codegen.spec import STATES, Dtype, KernelSpec, MaskForm
 from maskc.runtime import hopper
 
 ROLES = ("KV Index Generator", "KV Loader", "MMA Consumer 0", "MMA Consumer 1", "MMA Consumer 2")
@@ -36,15 +36,18 @@ class Interval:
     at: int
 
 
-def record(
-    v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Tensor, scale: float, events: int = 4096
-) -> torch.Tensor:
-    """Run the trace variant once, after one run of the kernel to warm up; events int64 [CTAs, roles, events, 2] on the CPU.
+def trace_spec(form: MaskForm, head_dim: int, dtype: Dtype, events: int = 4096) -> KernelSpec:
+    """The default forward variant of a mask form, with room for so many events of each role."""
+    return replace(forward_spec(form, head_dim, dtype), trace=events)
 
-    A role that has more than `events` events stops recording; it then has no end and is left out.
+
+def record(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Tensor, scale: float) -> torch.Tensor:
+    """Run the trace variant, after one run to warm up; events int64 [CTAs, roles, events, 2] on the CPU.
+
+    A role that has more events than there is room for stops recording; it then has no end and is left out.
     """
-    spec = replace(forward_spec(hopper.mask_form(v), q.shape[3], hopper.DTYPES[q.dtype]), trace=events)
-    shape = (hopper.multiprocessors(q.device), 2 + spec.warp_groups, events, 2)
+    spec = trace_spec(hopper.mask_form(v), q.shape[3], hopper.DTYPES[q.dtype])
+    shape = (hopper.multiprocessors(q.device), 2 + spec.warp_groups, spec.trace, 2)
     tables = hopper.schedule_for(spec, v)
     for _ in range(2):
         lines = torch.zeros(shape, dtype=torch.int64, device=q.device)
