@@ -1,19 +1,26 @@
 """Weak scaling of context parallelism: 8192 rows a rank, every rank's local kernel timed in turn on one GPU.
 
-    python -m benchmarks.scaling [--worlds 4 8 16 32] [--masks causal ...] [--ways contiguous ...] [--out FILE]
+    python -m benchmarks.scaling [--seconds 90] [--worlds 4 8 16 32] [--masks causal ...] [--ways contiguous ...] [--out FILE]
 
 Ranks hold the rows that the plan gives them; their keys are gathered beforehand, so the times are those of the kernels
 alone. Reported: the slowest rank over the mean, forward and backward; the rate over visible cells against the whole mask
 on one GPU ("P = 1"); and TFLOP/s per GPU with the exchange added by the printed model of the links. Without a Hopper GPU
 the times are the model's (tile costs at a constant rate): the table then compares assignments, not kernels.
+
+The ranks of all ways and the whole mask stand in one shuffled order, several rounds of it, so that a GPU that slows down
+as it gets warm slows all of them. Cells come in the order of their weight, and the file is written after each: with
+`--seconds`, what does not fit is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,20 +28,28 @@ from typing import Any
 import torch
 
 import maskc
-from benchmarks.masks import mask_case
+from benchmarks.masks import MaskCase, mask_case
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.spec_bwd import select_backward
 from maskc.pictures import visible_pairs
-from maskc.runtime import ops
+from maskc.runtime import hopper, ops
 from maskc.runtime.balance import RUN_TIME, balance, greedy
-from maskc.runtime.localize import localize
+from maskc.runtime.localize import fold_causal, localize
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
 from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.plan_report import received
 from maskc.runtime.tile_work import TileCosts, tile_work
 
 ROWS = 8192
-MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
+WORLDS = (4, 8, 16, 32)
+MASKS = ("causal_document", "prefix_lm_document", "share_question", "sliding_window", "causal")
 WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
+FEW_HEADS = 16
+"""Query heads where the paper's 64 would take too long; the work of a head does not depend on their number."""
+SETTLED = 1.1
+"""Predicted imbalance from which one round shows it well enough."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +65,28 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One mask on so many ranks."""
+
+    mask: str
+    world: int
+    shape: Shape
+
+
+@dataclass(frozen=True)
 class Times:
     """Seconds of one call."""
 
     forward: float
     backward: float
+
+
+def cells(args: argparse.Namespace) -> Iterator[Cell]:
+    """Causal documents with the paper's heads first, then the other masks, costly ones with few heads."""
+    for mask in args.masks:
+        for world in args.worlds:
+            heads = args.heads or (64 if mask == MASKS[0] or (world <= 8 and mask != "causal") else FEW_HEADS)
+            yield Cell(mask, world, Shape(max(1, 32 // world), heads, args.heads_kv, args.head_dim))
 
 
 def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPlan]:
@@ -73,31 +105,49 @@ def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPla
 # ---------------------------------------------------------------- times
 
 
-def measured(v: BoundaryVectors, shape: Shape, repeats: int) -> Times:
-    """Median times of the local kernels on the GPU, mask tables made beforehand."""
-    q, k, val, dout = (
-        torch.randn(shape.batch, n, h, shape.head_dim, dtype=torch.bfloat16, device="cuda")
-        for n, h in ((v.nq, shape.heads), (v.nk, shape.heads_kv), (v.nk, shape.heads_kv), (v.nq, shape.heads))
-    )
-    scale = shape.head_dim**-0.5
-    tables = ops.backend_module("hopper").schedule(v, shape.head_dim)
-    out, lse = ops.forward(v, q, k, val, scale, schedule=tables)
+class Bench:
+    """Times of local kernels on the GPU, by label: jobs are run in shuffled rounds, forward and backward one after the other.
 
-    def backward() -> Any:
-        return ops.backward(v, q, k, val, out, lse, dout, None, scale, schedule=tables)
+    Inputs are slices of one set of tensors as large as the whole sequence.
+    """
 
-    return Times(_seconds(lambda: ops.forward(v, q, k, val, scale, schedule=tables), repeats), _seconds(backward, repeats))
+    def __init__(self, shape: Shape, length: int) -> None:
+        def random_values(heads: int) -> torch.Tensor:
+            return torch.randn(shape.batch, length, heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
+
+        self.q, self.dout = random_values(shape.heads), random_values(shape.heads)
+        self.k, self.val = random_values(shape.heads_kv), random_values(shape.heads_kv)
+        self.scale = shape.head_dim**-0.5
+
+    def run(self, jobs: dict[str, tuple[BoundaryVectors, int]], rounds: int) -> dict[str, Times]:
+        """Median times per job: the mask and in how many of the rounds it takes part."""
+        tables = {label: hopper.schedule(v, self.q.shape[3]) for label, (v, _) in jobs.items()}
+        events: dict[str, list[list[torch.cuda.Event]]] = {label: [] for label in jobs}
+        first = next(iter(jobs))
+        self._once(jobs[first][0], tables[first])  # warm
+        rng = random.Random(0)
+        for at in range(rounds):
+            order = [label for label, (_, wanted) in jobs.items() if at < wanted]
+            rng.shuffle(order)
+            for label in order:
+                events[label].append(self._once(jobs[label][0], tables[label]))
+        torch.cuda.synchronize()
+        return {label: _medians(found) for label, found in events.items()}
+
+    def _once(self, v: BoundaryVectors, tables: tuple[torch.Tensor, ...]) -> list[torch.cuda.Event]:
+        q, dout, k, val = self.q[:, : v.nq], self.dout[:, : v.nq], self.k[:, : v.nk], self.val[:, : v.nk]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
+        marks[0].record()
+        out, lse = ops.forward(v, q, k, val, self.scale, schedule=tables)
+        marks[1].record()
+        ops.backward(v, q, k, val, out, lse, dout, None, self.scale, schedule=tables)
+        marks[2].record()
+        return marks
 
 
-def _seconds(call: Callable[[], Any], repeats: int) -> float:
-    call()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in events:
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+def _medians(found: Sequence[Sequence[torch.cuda.Event]]) -> Times:
+    forward, backward = ([1e-3 * marks[i].elapsed_time(marks[i + 1]) for marks in found] for i in (0, 1))
+    return Times(statistics.median(forward), statistics.median(backward))
 
 
 def modelled(work: int, p: AttentionPlan, shape: Shape) -> Times:
@@ -106,34 +156,67 @@ def modelled(work: int, p: AttentionPlan, shape: Shape) -> Times:
     return Times(forward, forward * BACKWARD_FACTOR)
 
 
-# ---------------------------------------------------------------- one row of the table
+def compile_all(masks: Sequence[str], head_dim: int) -> None:
+    """The kernels of every form, side by side."""
+    forms = set()
+    for name in masks:
+        v = _vectors(mask_case(name, ROWS))
+        forms |= {hopper.mask_form(v), hopper.mask_form(fold_causal(v))}
+    sources = []
+    for form in forms:
+        scheduled = schedule_spec(form, head_dim)
+        sources += [schedule_source(scheduled)] if scheduled.packed else []
+        sources += [forward_source(forward_spec(form, head_dim, "bf16")), select_backward(form, head_dim, "bf16").source()]
+    with ThreadPoolExecutor(max(1, len(sources))) as pool:
+        list(pool.map(compile_cubin, sources))
 
 
-def row(
-    name: str, way: str, p: AttentionPlan, v: BoundaryVectors, shape: Shape, alone: Times | None, repeats: int
+def _vectors(case: MaskCase) -> BoundaryVectors:
+    return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors()
+
+
+# ---------------------------------------------------------------- one cell of the table
+
+
+ALONE, FOLDED = "alone", "folded"
+
+
+def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, gpu: bool) -> list[dict[str, Any]]:
+    """A row per way of dealing out the chunks."""
+    case = mask_case(cell.mask, ROWS * cell.world)
+    spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
+    v = spec.vectors(case.seqlen, case.seqlen)
+    found = plans(spec, cell.world, ways)
+    times: dict[str, Times] = {}
+    if gpu:
+        whole = spec.vectors(case.seqlen, case.seqlen, "cuda")
+        jobs = {ALONE: (whole, rounds), FOLDED: (fold_causal(whole, whole.device), rounds)}
+        if not v.causal:
+            del jobs[FOLDED]
+        for way, p in found.items():
+            for rank in range(p.world):
+                local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), whole.device)
+                jobs[f"{way} {rank}"] = local, 1 if p.imbalance >= SETTLED else rounds
+        times = Bench(cell.shape, case.seqlen).run(jobs, rounds)
+    visible = visible_pairs(v) // (v.batch * v.heads)
+    return [_row(cell, way, p, v, visible, times, rounds) for way, p in found.items()]
+
+
+def _row(
+    cell: Cell, way: str, p: AttentionPlan, v: BoundaryVectors, visible: int, times: dict[str, Times], rounds: int
 ) -> dict[str, Any]:
-    """One assignment: `alone` are the times of the whole mask on one GPU, None where nothing is measured."""
-    cells = visible_pairs(v) // (v.batch * v.heads)
-    times = []
-    samples = []
-    for rank in range(p.world):
-        if alone is None:
-            times.append(modelled(p.workloads[rank], p, shape))
-            continue
-        columns = tuple(sorted(p.needed(rank)))
-        local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, columns)
-        local = BoundaryVectors(
-            local.nq, local.nk, local.batch, local.heads, False, *(None if t is None else t.cuda() for t in local.tensors)
-        )
-        times.append(measured(local, shape, repeats))
-        samples.append((rank, times[-1].forward))
-    exchange = (
-        max(received(p)) * DEFAULT_MACHINE.bytes_per_row(shape.heads_kv, shape.head_dim) * shape.batch / DEFAULT_MACHINE.intra
-    )
-    flops = {"forward": shape.flops(cells), "backward": shape.flops(cells) * BACKWARD_FACTOR}
-    out: dict[str, Any] = {"mask": name, "world": p.world, "way": way, "batch": shape.batch, "measured": alone is not None}
+    shape = cell.shape
+    if times:
+        ranks = [times[f"{way} {rank}"] for rank in range(p.world)]
+    else:
+        ranks = [modelled(work, p, shape) for work in p.workloads]
+    row_bytes = DEFAULT_MACHINE.bytes_per_row(shape.heads_kv, shape.head_dim)
+    exchange = max(received(p)) * row_bytes * shape.batch / DEFAULT_MACHINE.intra
+    flops = {"forward": shape.flops(visible), "backward": shape.flops(visible) * BACKWARD_FACTOR}
+    out: dict[str, Any] = {"mask": cell.mask, "world": cell.world, "way": way, **asdict(shape), "measured": bool(times)}
+    out |= {"rounds": 1 if p.imbalance >= SETTLED else rounds, "predicted_peak_over_mean": p.imbalance}
     for direction in ("forward", "backward"):
-        per_rank = [getattr(t, direction) for t in times]
+        per_rank = [getattr(t, direction) for t in ranks]
         moved = exchange * (1 if direction == "forward" else 2)
         slowest = max(per_rank)
         out |= {
@@ -143,10 +226,16 @@ def row(
             f"{direction}_tflops_per_gpu": flops[direction] / p.world / (slowest + moved) / 1e12,
             f"{direction}_tflops_per_gpu_hidden": flops[direction] / p.world / max(slowest, moved) / 1e12,
         }
-        if alone is not None:
-            out[f"{direction}_rate_against_one"] = getattr(alone, direction) / sum(per_rank)
-    if len(samples) >= 8:
-        out["fit"] = fit(samples, v, p)
+        if times:
+            alone = getattr(times[ALONE], direction)
+            out[f"{direction}_rate_against_one"] = alone / sum(per_rank)
+            out[f"{direction}_tflops_one"] = flops[direction] / alone / 1e12
+            if FOLDED in times:  # the same mask as vectors alone: what the ranks' kernels are made for
+                out[f"{direction}_rate_folded"] = alone / getattr(times[FOLDED], direction)
+    if times:
+        out["ranks_ms"] = [[round(1e3 * t.forward, 4), round(1e3 * t.backward, 4)] for t in ranks]
+    if len(ranks) >= 8 and times:
+        out["fit"] = fit([(rank, t.forward) for rank, t in enumerate(ranks)], v, p)
     return out
 
 
@@ -154,52 +243,60 @@ def fit(samples: Sequence[tuple[int, float]], v: BoundaryVectors, p: AttentionPl
     """Tile costs by least squares over the ranks' forward times, or why they cannot be told."""
     work = tile_work(v, p.rows, p.keys)
     rows_of = [list(p.rows.chunks_of(rank)) for rank, _ in samples]
-    counts = [tuple(int(x[chunks].sum()) for x in (work.partial, work.unmasked, work.rows)) for chunks in rows_of]
+    counts = [[int(x[chunks].sum()) for x in (work.partial, work.unmasked, work.rows)] for chunks in rows_of]
     try:
-        return asdict(TileCosts.fit([(*c, seconds) for c, (_, seconds) in zip(counts, samples, strict=True)]))
+        return asdict(TileCosts.fit([(a, b, c, seconds) for (a, b, c), (_, seconds) in zip(counts, samples, strict=True)]))
     except ValueError as e:
         return str(e)
 
 
 def line(r: dict[str, Any]) -> str:
-    cells = [f"{r['mask']:20} P={r['world']:2} B={r['batch']} {r['way']:11}"]
+    cells = [f"{r['mask']:18} P={r['world']:2} B={r['batch']} H={r['heads']:2} {r['way']:10}"]
     for d in ("forward", "backward"):
         rate = f" rate {r[f'{d}_rate_against_one']:.3f}" if r["measured"] else ""
+        rate += f" (folded {r[f'{d}_rate_folded']:.3f})" if f"{d}_rate_folded" in r else ""
         cells.append(
-            f"{d}: peak/mean {r[f'{d}_peak_over_mean']:.3f}, {r[f'{d}_ms_max']:8.2f} ms + {r[f'{d}_exchange_ms']:6.2f} ms, "
+            f"{d}: peak/mean {r[f'{d}_peak_over_mean']:.3f}, {r[f'{d}_ms_max']:7.2f} + {r[f'{d}_exchange_ms']:5.2f} ms, "
             f"{r[f'{d}_tflops_per_gpu']:4.0f} TFLOP/s{rate}"
         )
     return "  ".join(cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--worlds", type=int, nargs="+", default=[4, 8, 16, 32])
-    parser.add_argument("--masks", nargs="+", default=list(MASKS))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--worlds", type=int, nargs="+", default=list(WORLDS))
+    parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--heads", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=None, help=f"default: 64 where that is quick, else {FEW_HEADS}")
     parser.add_argument("--heads-kv", type=int, default=1)
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=None, help="start no cell after so many seconds")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
     args = parser.parse_args()
     gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    device = torch.cuda.get_device_name() if gpu else "no Hopper GPU: times are the model's, not measured"
-    print(device)
-    print(f"links: {DEFAULT_MACHINE}")
-    rows = []
-    for name in args.masks:
-        for world in args.worlds:
-            case = mask_case(name, ROWS * world)
-            spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
-            v = spec.vectors(case.seqlen, case.seqlen)
-            shape = Shape(max(1, 32 // world), args.heads, args.heads_kv, args.head_dim)
-            alone = measured(spec.vectors(case.seqlen, case.seqlen, "cuda"), shape, args.repeats) if gpu else None
-            for way, p in plans(spec, world, args.ways).items():
-                rows.append(row(name, way, p, v, shape, alone, args.repeats))
-                print(line(rows[-1]), flush=True)
+    began = time.monotonic()
+    info: dict[str, Any] = {"device": "no Hopper GPU: times are the model's, not measured"}
+    if gpu:
+        from benchmarks.digest import digest
+
+        info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "digest": digest()}
+        compile_all(args.masks, args.head_dim)
+    info |= {"machine": asdict(DEFAULT_MACHINE), "rows_per_rank": ROWS, "not_run": []}
+    print(f"{info['device']}; links and rates of the model: {DEFAULT_MACHINE}")
+    rows: list[dict[str, Any]] = []
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"device": device, "machine": asdict(DEFAULT_MACHINE), "rows": rows}, indent=1) + "\n")
+    for cell in cells(args):
+        if args.seconds is not None and time.monotonic() - began > args.seconds:
+            info["not_run"].append(asdict(cell))
+            continue
+        made = cell_rows(cell, args.ways, args.rounds, gpu)
+        rows += made
+        print("\n".join(map(line, made)), flush=True)
+        args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
+    args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
+    if info["not_run"]:
+        print("no time left for " + ", ".join(f"{c['mask']} P={c['world']}" for c in info["not_run"]))
 
 
 if __name__ == "__main__":
