@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import records, tables, tables_kernels
+from tests.report.test_benchmarks import results
 
-RECORDS = sorted(tables.RESULTS.glob("*.json"))
+RECORDS = sorted(records.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda p: p.name)
@@ -31,21 +33,70 @@ def test_every_mark_is_a_place(page: Path) -> None:
 
 def test_filling_replaces_what_stood_between_the_marks() -> None:
     line = tables.fill("a <!--passed-->9 of 9<!--/--> b")
-    assert line == f"a <!--passed-->{tables.passed()}<!--/--> b"
+    assert line == f"a <!--passed-->{tables_kernels.passed()}<!--/--> b"
     assert tables.fill(line) == line
     lines = tables.fill("<!--conformance-->\nold\n<!--/-->\n")
     assert "old" not in lines
-    assert lines.count("\n| ") == tables.conformance().count("\n| ") + 1
+    assert lines.count("\n| ") == tables_kernels.conformance().count("\n| ") + 1
     assert tables.fill(lines) == lines
+
+
+@pytest.fixture
+def records_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the place of benchmarks/results."""
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    records.results.cache_clear()
+    yield tmp_path
+    records.results.cache_clear()
+
+
+PLACES = sorted(
+    {m.group(0) for page in tables.pages() for m in tables.PLACE.finditer(page.read_text(encoding="utf-8")) if m.group(2) is None}
+    | {f"<!--{name}:{argument}-->\n<!--/-->" for name, argument in (("kernels", "8192"), ("overlap", "overlap_gpus"))}
+)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[4:].partition("--")[0])
+def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
+    assert "measured yet" in tables.fill(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("by_length", "| flex | 1.60 (1.50 to 1.70), 3 | 1.80 (1.70 to 1.90), 3 | 1.70 (1.50 to 1.90), 6 |"),
+        ("kernels:8192", "**1.598**"),
+        ("gain_all:greatest", "1.90"),
+        ("schedulers", "| forward | lpt | 428 (46%) | 932 (100%) |"),
+        ("waits", "| causal | 12.5% |  |"),
+        ("new_mask", "| 8K | 0.12 to 0.12 |"),
+        ("syncs", "0 / 1"),
+        ("scaling", "| causal, P = 4 | 452 / 450 (1.02 / 1.02) | 496 / 450 (1.02 / 1.02) |"),
+        ("scaling_rates", "| causal | 0.98 / 0.98 |"),
+        ("overlap", "| forward | 0.5 to 1 | gated | 1 | 0.91 (0.91 to 0.91) | 0.91 (0.91 to 0.91) | 1.54 (1.54 to 1.54) |"),
+        ("overlap:overlap_gpus", "| 0.97 (0.97 to 0.97) |"),
+        ("gate", "0.25 % (0.25 to 0.25 %)"),
+        ("training", "| dense, 8K | flex | 60.0 ± 0.5 | 163,840 | 4.2 / 10.8 | 30% | 1.20 |"),
+        ("training", "| dense, 8K | sdpa | out of memory |"),
+        ("ablation", "| dual chunk, plain gather | 60.0 ± 0.2 ms (500,000/s, -33.3%) |"),
+        ("origin:train", "a GPU"),
+    ],
+)
+def test_figures_of_small_records(records_in: Path, name: str, told: str) -> None:
+    for file, data in results().items():
+        (records_in / file).write_text(json.dumps(data))
+    text = tables.fill(f"<!--{name}-->\n<!--/-->")
+    assert "measured yet" not in text
+    assert told in text
 
 
 def test_what_is_told_of_the_records_is_so() -> None:
     """The words beside the figures: kernels and conformance of one digest, and the three failures that are explained."""
-    attention, tests = tables.results("attention"), tables.results("gpu_tests")
+    attention, tests = records.results("attention"), records.results("gpu_tests")
     assert attention["digest"] == tests["digest"]
     failed = {c["name"] for c in tests["cases"] if c["problem"]}
     assert len(failed) == tests["failed"]
-    text = (tables.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = (records.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     explained = {"special/bind/lengths", "special/bind/positions", "special/memory/compute-sanitizer"}
     assert failed in (set(), explained) or "Neither changed case" not in text
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.charts import axis, number
-from benchmarks.report import FIGURES, RESULTS, gains, gmean, main, page
+from benchmarks.figures import gains, gmean
+from benchmarks.report import FIGURES, RESULTS, main, page
 from tests.report.test_page import check_alone
 
 MASKS = ("causal", "causal_document", "sliding_window")
@@ -25,21 +26,53 @@ def attention() -> dict[str, Any]:
                 if peer == "cudnn" and mask != "causal":
                     continue
                 shape = {"seqlen": seqlen, "batch": 131072 // seqlen, "heads": 32, "kv_heads": 32, "head_dim": 128}
-                times = {"density": 0.5, "fwd_ms": 4.0 * factor, "bwd_ms": 10.0 * factor, "new_mask_ms": 0.1 * factor}
+                times = {"density": 0.5, "fwd_ms": 4.0 * factor, "bwd_ms": 10.0 * factor, "first_step_s": 3.0}
+                times |= {"fwd_spread": 0.01, "bwd_spread": 0.02}
                 rows.append({"peer": peer, "mask": mask, **shape, **times})
     return {"device": "a GPU", "torch": "2.11", "nvrtc": "13.0", "digest": "abc", "rows": rows}
 
 
 def results() -> dict[str, dict[str, Any]]:
     """Small files of every kind that a benchmark writes."""
+    even = {
+        f"{direction}_{what}": x
+        for direction in ("forward", "backward")
+        for what, x in (("peak_over_mean", 1.02), ("rate_against_one", 0.98))
+    }
     scaling = [
-        {"mask": mask, "world": world, "way": way, "forward_tflops_per_gpu": 500.0 - world * f, "backward_tflops_per_gpu": 450.0}
+        {
+            **even,
+            "mask": mask,
+            "world": world,
+            "way": way,
+            "measured": True,
+            "forward_tflops_per_gpu": 500.0 - world * f,
+            "backward_tflops_per_gpu": 450.0,
+            "fit": {"partial": 13, "unmasked": 10},
+        }
         for mask in MASKS
         for world in (4, 8, 16)
         for way, f in (("contiguous", 12.0), ("HCC-IPO", 1.0))
     ]
     overlap = [
-        {"mask": m, "seqlen": 65536, "kv_heads": 8, "direction": d, "executor": x, "e": e, "e_low": e - 0.05, "e_high": e + 0.02}
+        {
+            "mask": m,
+            "seqlen": 65536,
+            "heads": 32,
+            "kv_heads": 8,
+            "world": 8,
+            "link": 1,
+            "direction": d,
+            "executor": x,
+            "t_attention_ms": 4.0,
+            "t_comm_ms": 2.4 if m == "causal" else 6.0,
+            "t_overlap_ms": 4 + 2.4 * (1 - e),
+            "e": e,
+            "e_low": None if e < 0 else e - 0.05,
+            "e_high": None if e < 0 else e + 0.02,
+            "hidden": e,
+            "gate_overhead": 0.0025,
+        }
         for m in MASKS
         for d in ("forward", "backward")
         for x, e in (("gated", 0.91), ("copy-then-attend", -0.04))
@@ -70,11 +103,34 @@ def results() -> dict[str, dict[str, Any]]:
             "rows": [{"peer": "x", "mask": "full", "seqlen": 8192, "fwd_tflops": 475, "bwd_tflops": 405}],
         },
         "trace.json": {"shares": {"causal": {"KV Loader": {"waits": 0.125}}, "full": {"MMA Consumer": {"works": 0.9}}}},
-        "train.json": {"rows": [{"model": "dense", "attention": "maskc", "tokens_per_s": 41234.5}]},
+        "train.json": {"device": "a GPU", "rows": training(), "ablation": ablation()},
+        "new_mask.json": {"device": "a GPU", "rows": new_masks()},
+        "overlap_gpus.json": {"device": "2 GPUs", "rows": [{**r, "gpus": 2, "e": 0.97} for r in overlap]},
         "gpu_tests.json": {
             "cases": [{"name": "fwd/a", "problem": "", "seconds": 1}, {"name": "bwd/b", "problem": "off <by> 1", "seconds": 1}]
         },
     }
+
+
+def training() -> list[dict[str, Any]]:
+    ours = {"step_ms": 50.0, "step_std_ms": 0.5, "tokens_per_s": 163840.0, "attention_share": 0.3}
+    ours |= {"attention_forward_ms": 4.25, "attention_backward_ms": 10.75}
+    rows = [{"attention": "maskc", **ours}, {"attention": "flex", **ours, "step_ms": 60.0}]
+    return [{"model": "dense", "seqlen": 8192, **r} for r in (*rows, {"attention": "sdpa", "problem": "out of memory"})]
+
+
+def ablation() -> list[dict[str, Any]]:
+    steps = {"step_std_ms": 0.25, "tokens_per_s": 1e6}
+    return [
+        {"model": "dense", "row": row, "sparsity": s, "step_ms": ms, **steps, "tokens_per_s": 3e7 / ms}
+        for s in (0.7, 0.86)
+        for row, ms in (("dual chunk, plain gather", 60.0), ("full", 40.0))
+    ]
+
+
+def new_masks() -> list[dict[str, Any]]:
+    ours = {f"{what}_{on}_ms": 0.125 for what in ("tables", "step", "checked", "flex") for on in ("gpu", "host")}
+    return [{"mask": m, "seqlen": n, **ours, "step_syncs": 0, "checked_syncs": 1} for m in MASKS for n in (8192, 32768)]
 
 
 @pytest.fixture
@@ -93,6 +149,7 @@ def test_page_stands_alone_and_draws_every_figure(folder: Path) -> None:
     check_alone(html)
     assert "No data" not in html
     assert html.count("<section ") == len(FIGURES) + 1
+    assert html.count("<details>") == 2
     assert "<by>" not in html
 
 
@@ -111,6 +168,11 @@ def test_a_file_without_rows_is_no_data(folder: Path, name: str) -> None:
     assert page(folder).count("No data: ") == sum(f.file == name for f in FIGURES)
 
 
+def test_one_table_of_training_alone(folder: Path) -> None:
+    (folder / "train.json").write_text(json.dumps({"rows": training()}))
+    assert page(folder).count("No data: ") == 1
+
+
 def test_gains_are_times_over_times(folder: Path) -> None:
     found = gains(attention())
     assert set(found) == {"flex", "cudnn"}
@@ -127,8 +189,12 @@ def test_numbers_of_other_figures(folder: Path) -> None:
     rate = 4 * 16 * 32 * 8192**2 * 128 * 0.5 / 4.0 / 1e9
     assert f"{rate:.0f} / {2.5 * rate / 2.5:.0f}" in told
     assert "contiguous, P = 8: 404 TFLOP/s per GPU" in told
-    assert "causal 64K Hk=8, gated: 0.910 E" in told
-    assert "causal 64K Hk=8, copy-then-attend: -0.0400 E" in told
+    assert "copies / attention 0.5 to 1, gated: 0.910 E" in told
+    assert "copies / attention over 1, copy-then-attend: -0.0400 E" in told
+    assert "copies / attention over 1, gated: 0.970 E" in told
+    assert "dense, 8K, flex: 60.0 ms a step" in told
+    assert "86% hidden, full: 40.0 ms a step" in told
+    assert "0.125 – 0.125" in told
     assert "causal, HCC-IPO: 1.01 peak / average" in told
     assert f"8 heads in all, static: {number(388 / 428)} of the best scheduler" in told
     assert "38%" in told

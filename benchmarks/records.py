@@ -1,0 +1,77 @@
+"""The files that benchmarks write, as tables of the documentation read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+COMMANDS = {
+    "balance_masks": "python -m benchmarks.balance",
+    "gpu_tests": "python -m tests.gpu",
+    "ablation": "python -m benchmarks.train --ablate",
+}
+"""What makes a file or a part of one, where it is not `python -m benchmarks.NAME`."""
+
+Row = dict[str, Any]
+
+
+class NoData(Exception):
+    """A figure has no data; the text says what makes them."""
+
+    def __init__(self, name: str, what: str = "") -> None:
+        command = COMMANDS.get(name, f"python -m benchmarks.{name}")
+        super().__init__(f"**Not measured yet**{f': {what}' if what else ''} (`{command}`).")
+
+
+@cache
+def results(name: str) -> dict[str, Any]:
+    """The contents of NAME.json. Raises NoData where there is none."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        raise NoData(name)
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def rows_of(name: str, *needed: str, key: str = "rows") -> list[Row]:
+    """The rows of a file that have all these values. Raises NoData where there is none."""
+    found = [r for r in results(name).get(key, []) if all(r.get(n) is not None for n in needed)]
+    if not found:
+        raise NoData(key if key in COMMANDS else name)
+    return found
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def gmean(values: Iterable[float]) -> float:
+    logs = [log(v) for v in values]
+    return exp(sum(logs) / len(logs))
+
+
+def length(n: int) -> str:
+    return f"{n // 1024}K" if n % 1024 == 0 else str(n)
+
+
+def spread(values: Iterable[float]) -> str:
+    """Geometric mean, least and greatest."""
+    found = list(values)
+    return f"{gmean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+
+def origin(name: str) -> str:
+    """Where a file was recorded: device, versions, digest of the kernel sources."""
+    data = results(name)
+    parts = [str(data["device"])] if "device" in data else []
+    parts += [f"{label} {data[key]}" for key, label in (("torch", "torch"), ("nvrtc", "NVRTC")) if key in data]
+    if "digest" in data:
+        parts.append(f"kernel sources `{data['digest'][:16]}`")
+    return ", ".join(parts)
