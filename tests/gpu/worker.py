@@ -15,6 +15,7 @@ SPECIAL = (
     "tests.gpu.special_context",
     "tests.gpu.special_bind",
     "tests.gpu.special_fwd",
+    "tests.gpu.special_reorder",
     "tests.gpu.special_bwd",
     "tests.gpu.special_flex",
     "tests.gpu.special_transformers",
