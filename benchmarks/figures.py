@@ -229,6 +229,20 @@ def efficiency(data: Data) -> str:
     return "".join(out) + f"<details><summary>{len(body)} cells</summary>{table(head, body)}</details>"
 
 
+def between_gpus(data: Data) -> str:
+    """Milliseconds forward and backward together, of the slowest GPU, by the way keys travel."""
+    rows = rows_of(data, ("mask", "way", "seqlen"))
+    groups: dict[str, dict[str, Interval]] = defaultdict(dict)
+    for r in rows:
+        if r.get("step_ms") is not None:
+            label = f"{r['mask']} {length(r['seqlen'])} Hk={r['kv_heads']}"
+            groups[label][r["way"]] = Interval(r["step_ms"], r["step_ms"], r["step_ms"])
+    columns = ("step_ms", "forward_ms", "backward_ms", "e_forward", "e_backward", "bytes_forward", "bytes_backward", "why")
+    body = [[f"{r['mask']} {length(r['seqlen'])}, {r['way']}", *(r.get(c) for c in columns)] for r in rows]
+    head = ["", "ms", "forward", "backward", "E forward", "E backward", "bytes forward", "bytes backward", "not run, because"]
+    return (bars(groups, "ms") if groups else "") + table(head, body)
+
+
 def peaks(data: Data) -> str:
     """Mean peak / average over the layouts, whisker to the largest."""
     rows = [

@@ -181,13 +181,13 @@ FIGURES: tuple[Figure, ...] = (
         figures.efficiency,
     ),
     Figure(
-        "overlap-gpus",
-        "overlap, GPUs",
-        "Overlap efficiency E between GPUs",
-        "The same with the keys on other GPUs.",
+        "gpus",
+        "GPUs",
+        "Between GPUs",
+        "Forward and backward of the slowest GPU, by the way keys travel; E where it was taken.",
         "overlap_gpus.json",
         "python -m benchmarks.overlap_gpus",
-        figures.efficiency,
+        figures.between_gpus,
     ),
     Figure(
         "peaks",

@@ -161,16 +161,14 @@ def pruned_share(which: str) -> str:
 # ---------------------------------------------------------------- beside copies
 
 
-def overlap(name: str = "overlap") -> str:
+def overlap() -> str:
     """What is hidden, by direction, executor and time of copies over time of attention."""
     groups: dict[tuple[str, int, str], list[Row]] = defaultdict(list)
-    together = {_cell(r): r["t_overlap_ms"] for r in rows_of(name, "t_overlap_ms") if r["executor"] == "copy-then-attend"}
-    for r in rows_of(name, "direction", "executor", "t_attention_ms", "t_comm_ms", "t_overlap_ms", "e"):
+    together = {_cell(r): r["t_overlap_ms"] for r in rows_of("overlap", "t_overlap_ms") if r["executor"] == "copy-then-attend"}
+    for r in rows_of("overlap", "direction", "executor", "t_attention_ms", "t_comm_ms", "t_overlap_ms", "e"):
         ratio = r["t_comm_ms"] / r["t_attention_ms"]
         at = next(i for i, (low, high) in enumerate(RATIOS) if low <= ratio < high)
         groups[r["direction"], at, r["executor"]].append(r)
-    if not groups:
-        raise NoData(name)
     body = []
     for (direction, at, executor), found in sorted(groups.items(), key=lambda g: g[0][:2]):
         low, high = RATIOS[at]
@@ -183,7 +181,7 @@ def overlap(name: str = "overlap") -> str:
 
 
 def _cell(r: Row) -> tuple[object, ...]:
-    return tuple(r.get(n) for n in ("mask", "seqlen", "heads", "kv_heads", "world", "link", "direction", "gpus"))
+    return tuple(r.get(n) for n in ("mask", "seqlen", "heads", "kv_heads", "world", "link", "direction"))
 
 
 def _range(values: Sequence[float]) -> str:
@@ -197,6 +195,34 @@ def gate() -> str:
     if not found:
         raise NoData("overlap")
     return f"{sum(found) / len(found):.2f} % ({min(found):.2f} to {max(found):.2f} %)"
+
+
+def overlap_gpus() -> str:
+    """Forward and backward together between GPUs, milliseconds of the slowest; E of each direction where it was taken."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for r in rows_of("overlap_gpus", "mask", "way"):
+        name = f"{r['mask']}, {length(r['seqlen'])}, {r['heads']} on {r['kv_heads']} heads, {r['world']} GPUs"
+        hidden = [r.get(f"e_{d}") for d in ("forward", "backward")]
+        e = f" ({' / '.join('–' if x is None else f'{x:.2f}' for x in hidden)})" if hidden != [None, None] else ""
+        found[name][r["way"]] = f"{r['step_ms']:.2f}{e}" if r.get("step_ms") is not None else "not run"
+    ways = list(dict.fromkeys(w for f in found.values() for w in f))
+    return table(["ms (E forward / backward)", *ways], [[n, *(f.get(w, "") for w in ways)] for n, f in found.items()])
+
+
+def routing() -> str:
+    """Nodes emulated on the GPUs of one host: what routing over nodes and pruning save."""
+    body = [
+        [
+            f"{r['mask']}, {length(r['seqlen'])}, {r['kv_heads']} key heads",
+            r["routing"],
+            "yes" if r["prune"] else "no",
+            f"{r['link_gb_s']:g}",
+            f"{r['step_ms']:.2f}",
+            f"{r['bytes_across'] / 2**20:,.1f}",
+        ]
+        for r in rows_of("overlap_gpus", "routing", "step_ms", key="nodes")
+    ]
+    return table(["", "routing", "pruned", "link, GB/s", "ms", "MiB across"], body)
 
 
 # ---------------------------------------------------------------- training
@@ -242,5 +268,5 @@ def ablation() -> str:
 
 PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow, pruned, pruned_share, overlap,
-    gate, training, ablation,
+    overlap_gpus, routing, gate, training, ablation,
 )  # fmt: skip

@@ -52,7 +52,7 @@ def records_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 PLACES = sorted(
     {m.group(0) for page in tables.pages() for m in tables.PLACE.finditer(page.read_text(encoding="utf-8")) if m.group(2) is None}
-    | {f"<!--{name}:{argument}-->\n<!--/-->" for name, argument in (("kernels", "8192"), ("overlap", "overlap_gpus"))}
+    | {f"<!--{name}:{argument}-->\n<!--/-->" for name, argument in (("kernels", "8192"), ("origin", "train"))}
 )
 
 
@@ -74,7 +74,8 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("scaling", "| causal, P = 4 | 452 / 450 (1.02 / 1.02) | 496 / 450 (1.02 / 1.02) |"),
         ("scaling_rates", "| causal | 0.98 / 0.98 |"),
         ("overlap", "| forward | 0.5 to 1 | gated | 1 | 0.91 (0.91 to 0.91) | 0.91 (0.91 to 0.91) | 1.54 (1.54 to 1.54) |"),
-        ("overlap:overlap_gpus", "| 0.97 (0.97 to 0.97) |"),
+        ("overlap_gpus", "| causal, 16K, 32 on 8 heads, 2 GPUs | 3.25 (0.97 / –) | not run |"),
+        ("routing", "| causal, 16K, 8 key heads | hierarchical | yes | 50 | 4.00 | 16.0 |"),
         ("gate", "0.25 % (0.25 to 0.25 %)"),
         ("training", "| dense, 8K | flex | 60.0 ± 0.5 | 163,840 | 4.2 / 10.8 | 30% | 1.20 |"),
         ("training", "| dense, 8K | sdpa | out of memory |"),
