@@ -149,6 +149,7 @@ class KernelSpec:
     scheduler: Scheduler = "lpt"
     queue: QueueSource = "generator"
     ping_pong: bool = True
+    q_in_registers: bool = False
     rescale_log2: int = 8
     zero_unseen: bool = True
     record_queue: bool = False
@@ -227,8 +228,8 @@ class KernelSpec:
 
     @property
     def qk(self) -> WgmmaShape:
-        """S = Q K^T: Q and K K-major in shared memory."""
-        return WgmmaShape(self.block_kv)
+        """S = Q K^T: K K-major in shared memory, and Q too, or in registers."""
+        return WgmmaShape(self.block_kv, a_in_registers=self.q_in_registers)
 
     @property
     def pv(self) -> WgmmaShape:
