@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import balance_masks
+from benchmarks.counting import counting_bound, impossible
 from benchmarks.exact import Bracket, solve
 from maskc.runtime.balance import RUN_TIME, THOROUGH, Effort, balance, greedy
 from maskc.runtime.cover import CoverProblem, cover_ranks
 from maskc.runtime.node_balance import Problem, Traffic, balance_nodes, by_blocks, by_swaps, node_blocks, swap_traffic
+from maskc.runtime.plan import plan
 from maskc.runtime.split import _by_table, _meet
 
 SMALL = st.tuples(st.integers(1, 4), st.lists(st.integers(0, 30) | st.sampled_from([0, 7, 7, 100]), min_size=1, max_size=12))
@@ -39,6 +42,29 @@ def test_small_instances_reach_the_optimum(case: tuple[int, list[int]]) -> None:
     if ranks * -(-len(weights) // ranks) <= 12 and ranks >= 3 and cover_ranks(-(-len(weights) // ranks)) >= ranks:
         assert a.makespan == optimum.high
     assert a.makespan <= balance(weights, ranks, THOROUGH, pairs=False).makespan
+
+
+@given(SMALL)
+@settings(max_examples=100, deadline=None)
+def test_the_bound_by_counting_is_one(case: tuple[int, list[int]]) -> None:
+    ranks, weights = case
+    optimum = solve(weights, ranks, 2_000_000)
+    assert optimum.exact
+    mean = -(-sum(weights) // ranks)
+    assert mean <= counting_bound(weights, ranks, optimum.high) <= optimum.high
+
+
+def test_the_bound_by_counting_sees_what_the_mean_does_not() -> None:
+    weights = [10] * 5 + [1] * 4  # three ranks of three: one holds two tens
+    assert counting_bound(weights, 3, 31) == 21
+
+
+def test_the_worst_pack_of_the_histogram_cannot_be_even() -> None:
+    """Peak over mean 1.02 is out of reach with 8 chunks a rank: 13 chunks of one size, more than a quarter of a rank each."""
+    p = plan(balance_masks._packed("std:doc_full", 9), world_size=8, chunk=balance_masks.SEQUENCE // 64)
+    weights = p.parts[0].workloads
+    assert impossible(weights, 8, int(balance_masks.BAR * sum(weights) / 8))
+    assert not impossible(weights, 8, p.makespan)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=80), st.integers(1, 9), st.integers(1, 50))
