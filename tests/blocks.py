@@ -2,7 +2,7 @@
 
 ```mask      is proved; a first line `# NAME.mask` also writes it to that file, for the blocks after it
 ```mask refused   is a mask that must be refused
-```python    runs, all blocks of a page in one namespace
+```python    runs, all blocks of a page in one namespace; `python needs transformers` where that is installed
 ```console   `$ maskc ...` and `$ python ...` run in that folder; what is shown below a command must be what it prints
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,9 @@ class Folder:
         match block.info:
             case "mask" | "mask refused":
                 self._mask(block)
-            case "python":
+            case "python needs transformers" if find_spec("transformers") is None:
+                pass
+            case "python" | "python needs transformers":
                 with pytest.MonkeyPatch.context() as patch:
                     patch.chdir(self.path)
                     exec(compile(block.text, str(block), "exec"), self.namespace)
