@@ -246,16 +246,17 @@ def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
         return spec.vectors(nq, nk, device)
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_OUTSIDE)
-    return spec.vectors(nq, nk, device, _kernel_of(spec, device))
+    return vectors_on(spec, nq, nk, device)
 
 
-def _kernel_of(spec: BoundMask, device: torch.device) -> Prepare | None:
-    """What makes vectors on a GPU in one launch; None where the mask's own kernel cannot run, and torch does it."""
-    if device.type != "cuda":
-        return None
-    from maskc.runtime import prep
+def vectors_on(spec: BoundMask, nq: int, nk: int, device: torch.device) -> BoundaryVectors:
+    """The vectors of a bound mask, on a GPU by the mask's own kernel where that can run, else by torch."""
+    prepare: Prepare | None = None
+    if device.type == "cuda":
+        from maskc.runtime import prep
 
-    return prep.vectors if prep.why_not(spec.compiled, device) is None else None
+        prepare = prep.vectors if prep.why_not(spec.compiled, device) is None else None
+    return spec.vectors(nq, nk, device, prepare)
 
 
 # ---------------------------------------------------------------- small things
