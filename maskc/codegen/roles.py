@@ -51,15 +51,32 @@ def forward_barriers(spec: KernelSpec) -> tuple[Barrier, ...]:
     """The mbarriers of the forward kernel, in the order in which they lie in shared memory."""
     warps, groups = spec.consumer_warps, spec.warp_groups
     release = "each consumer warp"
+    readers, everywhere = warps * spec.cluster, " (of all CTAs)" if spec.cluster > 1 else ""
+    taken = f"{GENERATOR} of the second CTA"
     rows = (
         ("queue_full", spec.queue_slots, 1, GENERATOR, f"{LOADER}, {CONSUMER}", "a queue slot: header and runs"),
         ("queue_empty", spec.queue_slots, warps + 1, f"{release}, {LOADER}", GENERATOR, "the queue slot may be rewritten"),
         ("q_full", spec.q_slots, 1, f"{LOADER} + bytes", CONSUMER, "a Q tile"),
         ("q_empty", spec.q_slots, groups, "each group once its O left the slot", LOADER, "the Q slot may be overwritten"),
         ("k_full", spec.k_slots, 1, f"{LOADER} + bytes", CONSUMER, "a K tile and, where the tag asks, its pack"),
-        ("k_empty", spec.k_slots, warps, f"{release} after S and the mask", LOADER, "the K slot may be overwritten"),
+        (
+            "k_empty",
+            spec.k_slots,
+            readers,
+            f"{release}{everywhere} after S and the mask",
+            LOADER,
+            "the K slot may be overwritten",
+        ),
         ("v_full", spec.v_slots, 1, f"{LOADER} + bytes", CONSUMER, "a V tile"),
-        ("v_empty", spec.v_slots, warps, f"{release} after its P V", LOADER, "the V slot may be overwritten"),
+        ("v_empty", spec.v_slots, readers, f"{release}{everywhere} after its P V", LOADER, "the V slot may be overwritten"),
+        *(
+            (
+                ("item_full", 1, 1, f"{GENERATOR} + bytes", taken, "the next work item"),
+                ("item_empty", 1, 1, taken, f"{GENERATOR} of the first CTA", "the word of the item may be rewritten"),
+            )
+            if spec.hands_on
+            else ()
+        ),
     )
     out, index = [], 0
     for name, slots, arrivals, arrives, waits, guards in rows:

@@ -131,7 +131,8 @@ class KernelSpec:
     takes back). rescale_log2: O is rescaled only when a row maximum grew by more than this many powers of two (0: any).
     zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
     trace: events that each role of a CTA records, 0 for none. gated: the loader waits for the chunk that keys lie in, and
-    work items come in the order of a table.
+    work items come in the order of a table. cluster: CTAs that take neighbouring Q blocks of a head, visit the same KV
+    blocks, and load each a part of them for all.
     """
 
     head_dim: int
@@ -150,6 +151,7 @@ class KernelSpec:
     queue: QueueSource = "generator"
     ping_pong: bool = True
     q_in_registers: bool = False
+    cluster: int = 1
     rescale_log2: int = 8
     zero_unseen: bool = True
     record_queue: bool = False
@@ -164,6 +166,11 @@ class KernelSpec:
             (self.block_kv % 16 == 0 and 16 <= self.block_kv <= 256, "block_kv is a multiple of 16 up to 256"),
             (33 <= self.queue_runs < 256, "a queue slot holds the runs of one step of the generator"),
             (self.form.closed is None or self.queue == "generator", "a closed form has no schedule"),
+            (
+                self.cluster == 1 or (self.cluster == 2 and self.form.closed is not None and not self.gated),
+                "two CTAs share K and V where the mask has no data and nothing is waited for",
+            ),
+            (self.block_kv % (8 * self.cluster) == 0, "each CTA loads whole swizzle patterns of a tile"),
             (self._registers_fit, "producer and consumer registers fit what the CTA has at entry"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
         )
@@ -214,11 +221,11 @@ class KernelSpec:
 
     @property
     def producer_registers(self) -> int:
-        return {1: 56, 2: 24, 3: 32}[self.warp_groups]
+        return {1: 56, 2: 24 if self.cluster == 1 else 40, 3: 32}[self.warp_groups]
 
     @property
     def consumer_registers(self) -> int:
-        return {1: 256, 2: 240, 3: 160}[self.warp_groups]
+        return {1: 256, 2: 240 if self.cluster == 1 else 232, 3: 160}[self.warp_groups]
 
     @property
     def _registers_fit(self) -> bool:
@@ -251,6 +258,11 @@ class KernelSpec:
         return GATE_SLOTS
 
     @property
+    def hands_on(self) -> bool:
+        """Whether one CTA of a cluster takes work items for all."""
+        return self.cluster > 1 and self.scheduler != "static"
+
+    @property
     def bitmap_bytes(self) -> int:
         return -(-self.block_kv // 128) * 16
 
@@ -269,7 +281,8 @@ class KernelSpec:
             ("v", self.block_kv * row, self.v_slots, 1024),
             ("pack", self.pack_bytes if self.packed else 0, self.k_slots, 128),
             ("queue", 32 + 8 * self.queue_runs, self.queue_slots, 16),
-            ("barriers", 8, 2 * (self.q_slots + self.k_slots + self.v_slots + self.queue_slots), 8),
+            ("barriers", 8, 2 * (self.q_slots + self.k_slots + self.v_slots + self.queue_slots + self.hands_on), 8),
+            *([("item", 8, 1, 8)] if self.hands_on else []),
         ]
         return lay_out([*parts, ("gate", 8 + self.gate_slots // 8, 1, 16)] if self.gated else parts)
 

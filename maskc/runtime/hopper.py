@@ -264,12 +264,14 @@ def forward_with(
     record: torch.Tensor | None = None,
     trace: torch.Tensor | None = None,
     gate: GateTables | None = None,
+    leave: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`forward` by one variant.
 
     record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
     (KV block << 8 | tag) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
     `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel.
+    leave: multiprocessors that the kernel does not use.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
@@ -299,16 +301,24 @@ def forward_with(
     params.scale, params.scale_log2 = scale, scale * math.log2(math.e)
     params.heads, params.kv_ratio, params.mask_ratio = heads, heads // kv_heads, heads // v.heads
     params.masked_batches = v.batch > 1
-    params.items = batch * heads * q_blocks
+    params.items = batch * heads * -(-q_blocks // spec.cluster)
     params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads)
     maps = (
         _tile_map(q, spec.block_q),
-        _tile_map(k, spec.block_kv),
-        _tile_map(val, spec.block_kv),
+        _tile_map(k, spec.block_kv // spec.cluster),
+        _tile_map(val, spec.block_kv // spec.cluster),
         _tile_map(out, 64) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
     )
-    grid = min(multiprocessors(q.device), params.items)
-    launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)
+    clusters = min(max(1, (multiprocessors(q.device) - leave) // spec.cluster), params.items)
+    launch(
+        _forward_kernel(spec),
+        (clusters * spec.cluster, 1, 1),
+        spec.threads,
+        Arguments(maps, params),
+        device=q.device,
+        shared=spec.shared_bytes,
+        cluster=(spec.cluster, 1, 1) if spec.cluster > 1 else None,
+    )
     return out, lse
 
 

@@ -45,6 +45,8 @@ VARIANTS: dict[str, tuple[KernelSpec, int]] = {
     "document-128-trace": (replace(default(DOCUMENT, 128), trace=4096), 0),
     "document-128-static": (replace(default(DOCUMENT, 128), scheduler="static"), 0),
     "four-128-giants": (replace(default(FOUR, 128), scheduler="giants"), 0),
+    "full-128-clusters": (replace(default(FULL, 128), cluster=2), 0),
+    "causal-128-clusters": (replace(default(TRIANGLE, 128), cluster=2), 0),
     "full-128-q": (replace(default(FULL, 128), q_in_registers=True), 0),
     "four-128-q": (replace(default(FOUR, 128), q_in_registers=True), 0),
     "full-64": (default(FULL, 64), 0),

@@ -34,6 +34,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         *((f"queue/{name}/{source}", partial(_suite_queue, name, source)) for name in suite for source in SOURCES),
         *((f"queue/{form}/{source}", partial(_form_queue, form, source)) for form in FORMS for source in SOURCES),
         *((f"queue/order/{s}", partial(_scheduler, s)) for s in ("static", "dynamic", "lpt", "giants")),
+        *((f"variant/{name}/{form}", partial(_variant, name, form)) for name in VARIANTS for form in ("full", "causal")),
         *((f"shape/{nq}x{nk}x{hq}:{hk}x{b}", partial(_shape, b, nq, nk, hq, hk)) for b, nq, nk, hq, hk in SHAPES),
         *((f"edge/{name}", partial(_edge, name)) for name in EDGES),
         ("memory/guards", _guards),
@@ -202,6 +203,33 @@ def _scheduler(scheduler: str) -> str:
     out.fill_(math.nan)
     out, lse = hopper.forward_with(spec, v, *qkv, SCALE)
     return verify(v, qkv, out, lse)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "clusters": {"cluster": 2},
+    "clusters, static": {"cluster": 2, "scheduler": "static"},
+    "clusters, wide tiles": {"cluster": 2, "block_kv": 176, "q_slots": 1},
+    "q in registers": {"q_in_registers": True},
+    "clusters, q in registers": {"cluster": 2, "q_in_registers": True, "ping_pong": True},
+}
+
+
+def _variant(name: str, form: str) -> str:
+    """Variants of the forms without data: what their loaders consumed and the answer, two runs each; odd numbers of Q blocks."""
+    for b, nq, nk, hq, hk in ((1, 300, 300, 4, 2), (2, 1100, 1300, 6, 2), (3, 640, 130, 28, 28), (1, 1, 203, 1, 1)):
+        v = BoundaryVectors(nq, nk, 1, 1, form == "causal")
+        qkv = _operands(b, nq, nk, hq, hk)
+        spec = replace(forward_spec(hopper.mask_form(v), 128, "bf16"), record_queue=True, **VARIANTS[name])
+        index = kv_index(spec, v, 0, 0)
+        for _ in range(2):
+            record, out, lse = _recorded(v, spec, qkv)
+            for i, line in enumerate(record[-1, -1].tolist()):
+                got = [(x >> 8, x & 255) for x in line[1 : 1 + line[0]]]
+                if got != index.queue(i):
+                    return f"{nq}x{nk}, Q block {i}: {got[:8]} instead of {index.queue(i)[:8]}"
+            if problem := verify(v, qkv, out, lse):
+                return f"{nq}x{nk}: {problem}"
+    return ""
 
 
 # ---------------------------------------------------------------- shapes and edges

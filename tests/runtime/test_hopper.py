@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import ctypes
+import math
 from typing import Any
 
 import pytest
@@ -27,8 +27,10 @@ def operand(*shape: int) -> torch.Tensor:
 class Launch:
     """What reached the driver: kernel name, grid, threads, a copy of the struct, tensor maps, shared memory."""
 
-    def __init__(self, kernel: str, grid: Any, threads: int, arguments: Any, *, device: Any, shared: int = 0) -> None:
-        self.kernel, self.grid, self.threads, self.shared = kernel, grid, threads, shared
+    def __init__(
+        self, kernel: str, grid: Any, threads: int, arguments: Any, *, device: Any, shared: int = 0, cluster: Any = None
+    ) -> None:
+        self.kernel, self.grid, self.threads, self.shared, self.cluster = kernel, grid, threads, shared, cluster
         self.body = type(arguments.body).from_buffer_copy(arguments.body)
 
 
