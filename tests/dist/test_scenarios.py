@@ -79,6 +79,24 @@ def test_unknown_keywords_are_refused(ranks: Pool) -> None:
         ranks.run(2, unknown_keyword)
 
 
+def inputs_left_out(rank: int, group: Any, name: str, inputs: dict[str, Any]) -> None:
+    x = torch.zeros(1, 4, 1, 8)
+    maskc.run(name, x, x, x, group, **inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "named"),
+    [
+        ("std:doc_causal", {}, "`doc`"),
+        ("std:doc_prefix", {"doc": maskc.segments(lengths=[8])}, "`prefix`"),
+        ("std:causal", {"doc": maskc.segments(lengths=[8])}, "`doc`"),
+    ],
+)
+def test_an_input_that_is_missing_or_not_used_is_named(ranks: Pool, name: str, inputs: dict[str, Any], named: str) -> None:
+    with pytest.raises((MaskcError, MaskcTypeError), match=named):
+        ranks.run(2, inputs_left_out, name, inputs)
+
+
 # ---------------------------------------------------------------- lengths
 
 
@@ -128,6 +146,36 @@ def test_a_tail_outside_all_documents_is_zero(ranks: Pool) -> None:
     assert (got["lse"][:, :, 44:] == -torch.inf).all()
     for name in ("dq", "dk", "dv"):
         assert not got[name][:, 44:].any()
+
+
+def attend_poisoned(rank: int, group: Any, case: Case, spec: Any) -> dict[str, Any]:
+    """Fresh tensors are full of NaN, so that an element nobody wrote is seen."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        return attend(rank, group, case, spec)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_nobody_writes_is_not_garbage(ranks: Pool, strategy: str) -> None:
+    """Documents that end at 944 of 946 rows, and at 0, 0, 31 of 40, in memory that holds NaN."""
+    for lengths, n in (([144, 288, 512], 946), ([0, 0, 31], 40)):
+        case, spec = Case(2, n, n, strategy=strategy, chunk=8 if n < 100 else 128), docs(lengths, n)
+        verify(case, spec, ranks.run(2, attend_poisoned, case, spec))
+
+
+def test_empty_sides_of_packed_cross_attention(ranks: Pool) -> None:
+    """Rows of lengths 0, 0, 31 against keys of lengths 0, 1, 45: pair 1 has a key that no row sees."""
+    rows, keys = torch.full((31,), 2), torch.tensor([1] + [2] * 45)
+    spec = maskc.compile("std:cross_pairs").bind(row_pair=rows, key_pair=keys)
+    for strategy in STRATEGIES:
+        case = Case(2, 31, 0, nk=46, strategy=strategy, chunk=4)
+        results = ranks.run(2, attend_poisoned, case, spec)
+        verify(case, spec, results)
+        got = joined(case, case.plan(spec), results)
+        assert not got["dk"][:, 0].any()
+        assert not got["dv"][:, 0].any()
 
 
 def nan_in_the_tail(rank: int, group: Any, strategy: str) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 import maskc
 from maskc import CompiledMask, segments, spans
+from maskc.runtime import hopper
 from maskc.runtime.layout import contiguous
 from maskc.runtime.localize import localize, localized
 from tests.gpu.special_prep import differences
@@ -30,6 +31,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         *((f"bind/{name}", partial(_same, name)) for name in CASES),
         ("bind/messages", _messages),
         ("bind/run", _run),
+        ("bind/50 lists compile nothing", _lists),
         ("streams/vectors made late", partial(_late, "vectors")),
         ("streams/data bound late", partial(_late, "bind")),
         ("streams/localized late", _localized_late),
@@ -152,6 +154,32 @@ def _run() -> str:
     with synchronisations() as found:
         maskc.run(spec, q, k, v).sum().backward()
     return f"{len(found)} synchronisations" if found else ""
+
+
+def _lists() -> str:
+    """Fifty lists of documents, of other lengths and counts each: every kernel is there after the first."""
+    from maskc.codegen import kernels
+    from maskc.runtime import hopper_bwd
+
+    def run(lengths: list[int]) -> None:
+        q, k, v = (
+            torch.randn(1, sum(lengths), 2, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        maskc.run(_documents().bind(doc=segments(lengths=torch.tensor(lengths).cuda())), q, k, v).sum().backward()
+
+    run([100, 28])
+    modules = (kernels, hopper, hopper_bwd)
+    before = [module.compile_cubin for module in modules]
+    compiled = []
+    try:
+        for module in modules:
+            module.compile_cubin = lambda *a, **k: compiled.append(a)
+        for i in range(50):
+            run([1 + i % 7, *[37 + i] * (i % 5), 300 - 3 * i])
+    finally:
+        for module, function in zip(modules, before, strict=True):
+            module.compile_cubin = function
+    return f"{len(compiled)} compilations" if compiled else ""
 
 
 # ---------------------------------------------------------------- streams
