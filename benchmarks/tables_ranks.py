@@ -43,6 +43,15 @@ def kept() -> str:
     return f"{min(r[f'{d}_rate_against_one'] for r in found for d in ('forward', 'backward')):.2f}"
 
 
+def scaled() -> str:
+    """Which masks and numbers of ranks were timed."""
+    found = [r for r in rows_of("scaling") if r["measured"]]
+    if not found:
+        raise NoData("scaling")
+    masks, worlds = ({r[n]: None for r in found} for n in ("mask", "world"))
+    return f"{', '.join(masks)}; P = {', '.join(map(str, sorted(worlds)))}"
+
+
 def fits() -> str:
     """Cost of a PARTIAL tile over an UNMASKED one, fitted to the measured times of ranks."""
     found = [f"{r['fit']['partial'] / r['fit']['unmasked']:.2f}" for r in rows_of("scaling", "fit") if "partial" in r["fit"]]
@@ -180,6 +189,23 @@ def overlap() -> str:
     return table(head, body)
 
 
+def hidden(direction: str) -> str:
+    """E of the gated kernel where copies take between half and all of the time of attention, one GPU."""
+    found = [r["e"] for r in rows_of("overlap", "e") if r["direction"] == direction and r["executor"] == "gated" and _middle(r)]
+    if not found:
+        raise NoData("overlap")
+    return _range(found)
+
+
+def _middle(r: Row) -> bool:
+    return bool(0.5 <= r["t_comm_ms"] / r["t_attention_ms"] <= 1.0)
+
+
+def hidden_gpus(direction: str) -> str:
+    """E of the gated kernel between GPUs, mean, least and greatest over what was taken."""
+    return _range([r[f"e_{direction}"] for r in rows_of("overlap_gpus", f"e_{direction}") if r["way"] == "gated"])
+
+
 def _cell(r: Row) -> tuple[object, ...]:
     return tuple(r.get(n) for n in ("mask", "seqlen", "heads", "kv_heads", "world", "link", "direction"))
 
@@ -266,7 +292,16 @@ def ablation() -> str:
     return table(["", *(f"{s:.0%} hidden" for s in sets)], [[name, *(f.get(s, "") for s in sets)] for name, f in found.items()])
 
 
+def ablated(row: str) -> str:
+    """Tokens/s of a row of the ablation over those of "full", least and greatest over the sets of documents, in per cent."""
+    found = {(r["row"], r["sparsity"]): r["tokens_per_s"] for r in rows_of("train", "tokens_per_s", key="ablation")}
+    change = [100 * (x / found["full", s] - 1) for (name, s), x in found.items() if name == row and ("full", s) in found]
+    if not change:
+        raise NoData("ablation")
+    return f"{min(change):+.1f} to {max(change):+.1f} %".replace("-", "−")
+
+
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow, pruned, pruned_share, overlap,
-    overlap_gpus, routing, gate, training, ablation,
+    scaling, scaling_rates, scaled, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow, pruned, pruned_share,
+    overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training, ablation, ablated,
 )  # fmt: skip

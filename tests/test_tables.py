@@ -52,7 +52,16 @@ def records_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 PLACES = sorted(
     {m.group(0) for page in tables.pages() for m in tables.PLACE.finditer(page.read_text(encoding="utf-8")) if m.group(2) is None}
-    | {f"<!--{name}:{argument}-->\n<!--/-->" for name, argument in (("kernels", "8192"), ("origin", "train"))}
+    | {
+        f"<!--{name}:{argument}-->\n<!--/-->"
+        for name, argument in (
+            ("kernels", "8192"),
+            ("origin", "train"),
+            ("hidden", "forward"),
+            ("hidden_gpus", "forward"),
+            ("ablated", "full"),
+        )
+    }
 )
 
 
@@ -80,6 +89,10 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("training", "| dense, 8K | flex | 60.0 ± 0.5 | 163,840 | 4.2 / 10.8 | 30% | 1.20 |"),
         ("training", "| dense, 8K | sdpa | out of memory |"),
         ("ablation", "| dual chunk, plain gather | 60.0 ± 0.2 ms (500,000/s, -33.3%) |"),
+        ("ablated:dual chunk, plain gather", "−33.3 to −33.3 %"),
+        ("hidden:forward", "0.91 (0.91 to 0.91)"),
+        ("hidden_gpus:forward", "0.97 (0.97 to 0.97)"),
+        ("scaled", "causal, causal_document, sliding_window; P = 4, 8, 16"),
         ("origin:train", "a GPU"),
     ],
 )
