@@ -150,10 +150,13 @@ def _run() -> str:
     mask = maskc.compile("std:doc_causal")
     q, k, v = (torch.randn(1, N, 4, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     maskc.run(mask.bind(doc=segments(lengths=[N])), q, k, v).sum().backward()  # kernels are compiled and loaded
-    spec = mask.bind(doc=segments(lengths=LENGTHS.cuda()))
-    with synchronisations() as found:
-        maskc.run(spec, q, k, v).sum().backward()
-    return f"{len(found)} synchronisations" if found else ""
+    for where in ("cuda", "cpu"):
+        spec = mask.bind(doc=segments(lengths=LENGTHS.to(where)))
+        with synchronisations() as found:
+            maskc.run(spec, q, k, v).sum().backward()
+        if found:
+            return f"data on {where}: {len(found)} synchronisations"
+    return ""
 
 
 def _lists() -> str:
