@@ -124,14 +124,14 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
-    _inputs: Kept[None, tuple[Tensor, ...]] = field(default_factory=Kept, repr=False)
+    _data: Kept[None, object] = field(default_factory=Kept, repr=False)
     _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept, repr=False)
     _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept, repr=False)
     _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._inputs.keep(None, self.inputs.tensors)
+        self._data.keep(None, (self.inputs.tensors, self.given))
 
     @classmethod
     def from_vectors(cls, v: BoundaryVectors, name: str = "vectors") -> BoundMask:
@@ -208,12 +208,12 @@ class BoundMask(Handled):
         from maskc.binding.columns import boundary_vectors
         from maskc.binding.facts import check_fact
 
+        if None in self._data:
+            _ = self._data[None]  # this stream waits for them
         if self.given is not None:
             return on_device(self.given, device)
         check_sizes(self.compiled.fn, nq=nq, nk=nk)
         self._check_totals(nk)
-        if None in self._inputs:
-            _ = self._inputs[None]
         checks = Checks()
         for fact in self.later:
             check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
