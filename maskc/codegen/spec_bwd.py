@@ -45,6 +45,8 @@ class BackwardSpec:
     group scores half of the rows, P and dS pass through shared memory, and each group owns half of the columns of dK,
     dV and dQ; dQ then goes from registers to global memory, for the staging tile does not fit.
     deterministic: dQ is added in ascending order of key tiles. (dK and dV are always summed in one order.)
+    gated: a tile waits for the chunk that its keys lie in, the last tile of a chunk reports its gradients, and items come
+    in the order of a table (`maskc.runtime.overlap`).
     """
 
     head_dim: int
@@ -54,6 +56,7 @@ class BackwardSpec:
     block_q: int = 64
     block_kv: int = 128
     slots: int = 2
+    gated: bool = False
 
     def __post_init__(self) -> None:
         rules = (
@@ -80,9 +83,8 @@ class BackwardSpec:
         return "attn_bwd"
 
     def __str__(self) -> str:
-        return (
-            f"bwd-d{self.head_dim}-{self.dtype}-{self.form}-{self.block_q}x{self.block_kv}{'-det' if self.deterministic else ''}"
-        )
+        marks = ("-det" if self.deterministic else "") + ("-gated" if self.gated else "")
+        return f"bwd-d{self.head_dim}-{self.dtype}-{self.form}-{self.block_q}x{self.block_kv}{marks}"
 
     def text(self) -> str:
         """The form that `--emit spec` prints: one `name = value` a line, then what follows from them."""

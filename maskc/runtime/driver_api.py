@@ -144,6 +144,12 @@ def _attribute(which: Any, value: Any) -> Any:
     return attribute
 
 
+def copy(into: int, source: int, size: int, stream: int) -> None:
+    """Enqueue a copy of `size` bytes between addresses of any kind on `stream`."""
+    driver = _driver()
+    _call(driver.cuMemcpyAsync, driver.CUdeviceptr(into), driver.CUdeviceptr(source), size, driver.CUstream(stream))
+
+
 def write_value(address: int, value: int, stream: int) -> None:
     """Write a 32-bit word at a device address once everything before it on `stream` is done."""
     driver = _driver()

@@ -25,7 +25,7 @@ from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
-_FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
+FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
 _NEAR = 64 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
 
 
@@ -64,8 +64,16 @@ def backward_with(
     scale: float,
     dtype: torch.dtype,
     dealing: Dealing | None = None,
+    *,
+    parts: bool = False,
+    gate: GateTables | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for)."""
+    """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
+
+    parts: dK and dV as the kernel leaves them, fp32 [splits, B, Sk, Hk, D], to be summed over the splits. gate: for
+    `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel.
+    """
+    assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape, dtype=dtype), k.new_zeros(k.shape, dtype=dtype), val.new_zeros(val.shape, dtype=dtype)
     shape = _Shape.of(spec, v, q, k)
@@ -75,9 +83,9 @@ def backward_with(
     dlse = None if dlse is None else dlse.to(torch.float32).contiguous()
     dq = q.new_empty(q.shape, dtype=dtype)
     # dK and dV go straight to the result, or as one fp32 part per split to be summed in order.
-    grads_f32 = shape.splits > 1 or dtype == torch.float32
-    parts = (shape.splits, *k.shape) if shape.splits > 1 else k.shape
-    dk, dv = (k.new_empty(parts, dtype=torch.float32 if grads_f32 else dtype) for _ in range(2))
+    grads_f32 = parts or shape.splits > 1 or dtype == torch.float32
+    stored = (shape.splits, *k.shape) if parts or shape.splits > 1 else k.shape
+    dk, dv = (k.new_empty(stored, dtype=torch.float32 if grads_f32 else dtype) for _ in range(2))
     space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
     pre = _Pre(
@@ -92,7 +100,7 @@ def backward_with(
         mask_heads=v.heads,
         out_is_f32=out.dtype == torch.float32,
     )
-    main = _Main(
+    main = (_Main if gate is None else _GatedMain)(
         **{name: at for name, at in space.addresses.items() if name != "order"},
         **mask.fields,
         order=space.addresses["order"] if dealing.falling else 0,
@@ -106,6 +114,8 @@ def backward_with(
         scale=scale,
         scale_log2=scale * log2(e),
     )
+    if gate is not None:
+        main.gate = gate
     post = _Post(
         acc=space.addresses["dq"],
         dq=dq.data_ptr(),
@@ -118,14 +128,14 @@ def backward_with(
     stores = [loads[2], loads[3]] if grads_f32 else [_map(t, 64) for t in (dk, dv)]
     kernels, device = _kernels(spec), q.device
     launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
-    if dealing.falling:
+    if dealing.falling and gate is None:
         assert kernels.order is not None, "in deterministic mode tiles are dealt as they lie"
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
         launch(kernels.order, grid, 256, Arguments([], pre), device=device)
     arguments = Arguments([*loads, *stores], main)
     launch(kernels.main, (shape.items, 1, 1), spec.threads, arguments, shared=spec.shared_bytes, device=device)
     launch(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post), device=device)
-    if shape.splits > 1:
+    if shape.splits > 1 and not parts:
         dk, dv = (t.sum(0).to(dtype) for t in (dk, dv))
     return dq, dk, dv
 
@@ -181,10 +191,16 @@ class _Shape:
 
         Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie.
         """
-        if self.items >= _FEW * processors:
+        if self.items >= FEW * processors:
             return Dealing()
         heads = min(heads_together(self.nq * spec.head_dim), self.batch * self.hk * self.splits)
         return Dealing(heads, bool(spec.form.vectors) and not spec.deterministic)
+
+
+def split_heads(spec: BackwardSpec, v: BoundaryVectors, q: Tensor, k: Tensor) -> tuple[int, int]:
+    """(splits, heads): the query heads of a kv head are `splits` groups of `heads`, each a work item per key tile."""
+    shape = _Shape.of(spec, v, q, k)
+    return shape.splits, shape.heads
 
 
 def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: int) -> int:
@@ -312,6 +328,19 @@ class _Main(ctypes.Structure):
         ("scale", _FLOAT),
         ("scale_log2", _FLOAT),
     ]
+
+
+class GateTables(ctypes.Structure):
+    """`GateTables` of bwd/shared.cuh.j2."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("items", "blocks", "tiles", "flags", "counts", "finished", "failed")),
+        *((name, ctypes.c_uint32) for name in ("timeout", "epoch", "own", "foreign")),
+    ]
+
+
+class _GatedMain(ctypes.Structure):
+    _fields_ = [*_Main._fields_, ("gate", GateTables)]
 
 
 class _Post(ctypes.Structure):

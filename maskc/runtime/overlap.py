@@ -1,58 +1,102 @@
-"""Attention beside the copies of its keys: the executors "gated" and "copy-then-attend" of one rank, forward.
+"""Attention beside the copies of its keys: the executors of one rank.
 
-Both enqueue the same steps (`maskc.runtime.protocol`) and visit keys in the same order, so their results are the same
-bits. "gated" launches one kernel at once, whose loader waits for each chunk; "copy-then-attend" launches it when all
-copies are complete.
+They enqueue the same steps (`maskc.runtime.protocol`), visit keys in the same order, and give the same bits:
 
-Nothing chooses these executors by itself: they have been checked without a GPU only (docs/tuning.md).
+    gated             one kernel, launched at once, whose loader waits for each chunk; copy engines bring the chunks
+    copy-then-attend  the kernel starts when all copies are complete
+    sm-copy           as "gated", but a few CTAs copy the chunks, and the forward kernel leaves multiprocessors to them
+
+Backward, the gradients of a chunk leave while the kernel works on others ("copy-then-attend": after it), and every rank
+adds up those of its own keys in fp32: its own first, then those of others by rank.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, assert_never
+from functools import cached_property, partial
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, assert_never
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import GATE_SLOTS, KernelSpec
+from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.diagnostics import MaskcError, error
-from maskc.runtime import hopper, ops
+from maskc.runtime import exchange, hopper, hopper_bwd, ops
 from maskc.runtime.layout import Layout
+from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, empty
-from maskc.runtime.overlap_plan import OverlapPlan, latest_slots, work_items
-from maskc.runtime.protocol import Attend, Ended, Fill, Pull, Put, Wait, Word, call_steps
+from maskc.runtime.overlap_plan import OverlapPlan, Slot
+from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
+from maskc.runtime.protocol import (
+    Attend,
+    Begin,
+    Fill,
+    Pull,
+    Push,
+    Put,
+    Step,
+    Sum,
+    Turn,
+    Wait,
+    Word,
+    backward_steps,
+    call_steps,
+    regrouped,
+)
 from maskc.runtime.remember import remembered
-from maskc.runtime.transport import HostQueues, KeyShape, Queues, Transport, read_word, write_word
-from maskc.tiles import TileClass, classify
+from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, read_word, write_word
 
-Executor: TypeAlias = Literal["gated", "copy-then-attend"]
+Executor: TypeAlias = Literal["gated", "copy-then-attend", "sm-copy"]
 TICK = 1024e-9
 """Seconds of one unit of the gate's clock."""
 STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
-PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
-"""Work of a tile and of a row of tiles, as the schedule kernels count it."""
+COPY_CTAS = 8
+"""CTAs that copy in "sm-copy", and multiprocessors that the forward kernel leaves to them."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
-    """What the gate of one mask reads: order of work items (uint32 bits), slot range of every KV block."""
+class Lasting:
+    """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
 
-    items: Tensor
-    blocks: Tensor
+    flags, finished, counts: int32 on the rank's device, a word per slot; counts are zero between kernels. failed: in
+    host memory, not zero once somebody gave up waiting.
+    """
+
+    flags: Tensor
+    finished: Tensor
+    counts: Tensor
+    failed: Tensor
+
+    @classmethod
+    def of(cls, device: torch.device, slots: int = GATE_SLOTS) -> Lasting:
+        """Zeros; the device's are there for every stream once the current stream of the device is."""
+        words = torch.zeros(3, max(1, slots), dtype=torch.int32, device=device)
+        failed = torch.zeros(1, dtype=torch.int32)
+        return cls(words[0], words[1], words[2], failed.pin_memory() if device.type == "cuda" else failed)
+
+
+class Gradients(NamedTuple):
+    """dQ, and fp32 dK and dV of every key in the buffer [splits, B, rows, Hk, D], still to be summed over splits."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
 
 
 class Overlapped:
-    """One rank of overlapped attention: its key buffer, flags and epoch, used by one call after another.
+    """One rank of overlapped attention over one plan: its key buffer, used by one call after another.
 
     plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: ranks that copy from this one.
-    timeout: seconds that one wait of the kernel may take.
+    timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
+    rate: bytes per second expected of the link; only the order of the backward's work depends on it.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -69,87 +113,161 @@ class Overlapped:
         *,
         readers: Sequence[int] = (),
         timeout: float = 10.0,
+        lasting: Lasting | None = None,
+        rate: float = DEFAULT_MACHINE.intra,
     ) -> None:
         _check(plan, keys, timeout)
-        self.plan, self.layout, self.transport, self.queues, self.device = plan, keys, transport, queues, device
+        self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
+        self.queues, self.device, self.rate = queues, device, rate
         self.readers, self.timeout, self.epoch = tuple(readers), timeout, 0
-        self._warm: set[tuple[object, ...]] = set()
+        self.words = lasting or Lasting.of(device, len(plan.slots))
         self.keys, self.values = shape.empty(plan.rows, device)
-        self.flags = torch.zeros(max(1, len(plan.slots)), dtype=torch.int32, device=device)
-        failed = torch.zeros(1, dtype=torch.int32)
-        self.failed = failed.pin_memory() if device.type == "cuda" else failed
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # buffers are filled before another stream writes to them
+        self._copies: dict[int, Tensor] = {}
+        self._sums: exchange.SumTable | None = None
+
+    # ---- calls
 
     def forward(
         self, local: BoundaryVectors, q: Tensor, k: Tensor, v: Tensor, scale: float, executor: Executor = "gated"
     ) -> Partial:
         """(out, lse) of the rank's rows; returns while copies and kernel run, see `finish`.
 
-        local: the mask over `plan.columns`. q [B, rows, Hq, D]; k, v [B, rows, Hk, D]: the rank's own keys.
+        local: the mask over `plan.columns`. q [B, rows, Hq, D]; k, v [B, rows, Hk, D]: the rank's own keys. Where some
+        keys did not arrive, lse is NaN.
         """
-        if read_word(self.failed.data_ptr()):
-            self.finish()
-        self._warm_up(local, q, scale, executor)
-        self.epoch += 1
-        result: Partial | None = None
-        for stream, op in call_steps(self.plan, self.readers, self.epoch):
-            match op:
-                case Wait(word, epoch):
-                    self.queues.wait(stream, self._address(word), epoch)
-                case Put(word, epoch):
-                    self.queues.put(stream, self._address(word), epoch)
-                case Ended():
-                    self.queues.kernel_ended()
-                case Fill(half, _):
-                    self._fill(half, k, v)
-                case Pull(slot, _, half, _):
-                    with self.queues.on(stream):
-                        self.pull(slot, half)
-                case Attend():
-                    if executor == "copy-then-attend":
-                        self.queues.copies_ended()
-                    result = self.attend(local, q, scale, gated=executor == "gated")
-                    self.queues.kernel_launched()
-                case _:
-                    assert_never(op)
-        assert result is not None
-        return result
+        attend = partial(self.attend, local, q, scale, gated=executor != "copy-then-attend", leave=_left_free(executor))
+        variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
+        self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
+        turn = self.transport.begin(self.readers)
+        out, lse = self._enqueue(call_steps(self.plan, self.readers, turn), turn, _Call(executor, k, v), attend)
+        if q.device.type == "cuda" and lse.numel():
+            exchange.spoil(lse, self.words.failed.data_ptr())
+        return out, lse
 
-    def attend(self, local: BoundaryVectors, q: Tensor, scale: float, *, gated: bool, there: bool = False) -> Partial:
-        """The kernel of the current epoch over the key buffer. gated: it waits for flags; there: all chunks count as there."""
-        keys, values = self.keys.transpose(0, 1), self.values.transpose(0, 1)
+    def backward(
+        self,
+        local: BoundaryVectors,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        scale: float,
+        executor: Executor = "gated",
+        *,
+        dlse: Tensor | None = None,
+        deterministic: bool = False,
+        gather: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv) of the rank's rows and own keys; returns while everything runs, see `finish`.
+
+        out, lse: what `forward` returned; dout, dlse like them. deterministic: dQ too is added in a fixed order, in which
+        nothing hides behind anything. gather: keys are copied again; False where the buffer still holds those of the
+        last call. Where some keys did not arrive, dk and dv are NaN.
+        """
+        attend = partial(
+            self.attend_backward,
+            local,
+            q,
+            out,
+            lse,
+            dout,
+            scale,
+            dlse=dlse,
+            gated=executor != "copy-then-attend",
+            deterministic=deterministic,
+        )
+        variant = ("backward", hopper.mask_form(local), q.shape[3], q.dtype, deterministic)
+
+        def tables() -> None:
+            self._backward_tables(local, q, deterministic)
+            self._sum_table()
+
+        self._prepare(local, variant, partial(attend, there=True), tables, executor)
+        readers = self.readers if gather else None
+        turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
+        dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
+        call = _Call(executor, k, v, (dk, dv))
+        steps = backward_steps(self.plan, self.readers, turn, gather)
+        made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
+        return made.dq, dk, dv
+
+    def attend(
+        self, local: BoundaryVectors, q: Tensor, scale: float, *, gated: bool, there: bool = False, leave: int = 0
+    ) -> Partial:
+        """The forward kernel of the current epoch over the key buffer.
+
+        gated: it waits for flags; there: all chunks count as there. leave: multiprocessors that it does not use.
+        """
+        keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
             acc = torch.float64 if q.dtype == torch.float64 else torch.float32
             out, lse = empty(q.shape[0], q.shape[1], q.shape[2], values.shape[3], acc, q.device)
             return out.to(q.dtype), lse
         if q.device.type == "cpu":
-            for slot in range(self.plan.own, len(self.plan.slots)):
-                HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, slot)), self.epoch)
+            self._host_gate(there)
             return ops.forward(local, q, keys, values, scale, backend="cpu")
-        if (reason := hopper.why_not(local, q, keys, values)) is not None:
-            raise MaskcError(reason)
-        spec = forward_spec(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype])
+        spec, schedule = _forward_spec(local, q), _schedule(local, q.shape[3])
         if not gated:
-            return hopper.forward_with(spec, local, q, keys, values, scale, _schedule(local, q.shape[3]))
-        tables = gate_tables(local, self.plan, spec, q.shape[2], q.shape[0], q.shape[2] // keys.shape[2], q.device)
+            return hopper.forward_with(spec, local, q, keys, values, scale, schedule)
+        tables = self._forward_tables(local, q)
         gate = hopper.GateTables(
             tables.items.data_ptr(),
             tables.blocks.data_ptr(),
-            self.flags.data_ptr(),
-            self.failed.data_ptr(),
+            self.words.flags.data_ptr(),
+            self.words.failed.data_ptr(),
             round(self.timeout / TICK),
             self.epoch & 0xFFFFFFFF,
             len(self.plan.slots) if there else self.plan.own,
         )
         spec = replace(spec, gated=True)
-        return hopper.forward_with(spec, local, q, keys, values, scale, _schedule(local, q.shape[3]), gate=gate)
+        return hopper.forward_with(spec, local, q, keys, values, scale, schedule, gate=gate, leave=leave)
 
-    def pull(self, slot: int, half: int) -> None:
-        """Enqueue the copy of a slot's chunk on torch's current stream."""
-        at = self.plan.slots[slot]
-        rows = slice(at.start, at.start + at.rows)
-        self.transport.pull(at.source, half, at.chunk, (self.keys[rows], self.values[rows]))
+    def attend_backward(
+        self,
+        local: BoundaryVectors,
+        q: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        scale: float,
+        *,
+        dlse: Tensor | None = None,
+        gated: bool,
+        there: bool = False,
+        deterministic: bool = False,
+    ) -> Gradients:
+        """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete."""
+        keys, values = self._buffer()
+        if q.shape[1] == 0 or self.plan.rows == 0:
+            self._report()
+            dk, dv = (torch.zeros(1, *t.shape, dtype=_accumulator(q), device=q.device) for t in (keys, values))
+            return Gradients(torch.zeros_like(q), dk, dv)
+        if q.device.type == "cpu":
+            self._host_gate(there)
+            acc = _accumulator(q)
+            given = (local, q, keys, values, out, lse, dout, dlse, scale)
+            dq, dk, dv = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
+            self._report()
+            return Gradients(dq.to(q.dtype), dk[None], dv[None])
+        spec = _backward_spec(local, q, deterministic)
+        run = partial(hopper_bwd.backward_with, v=local, q=q, k=keys, val=values, out=out, lse=lse, dout=dout, dlse=dlse)
+        run = partial(run, scale=scale, dtype=q.dtype, parts=True)
+        if not gated:
+            return Gradients(*run(spec))
+        tables, words = self._backward_tables(local, q, deterministic), self.words
+        gate = hopper_bwd.GateTables(
+            *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
+            *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
+            round(self.timeout / TICK),
+            self.epoch & 0xFFFFFFFF,
+            len(self.plan.slots) if there else self.plan.own,
+            self.plan.own,
+        )
+        return Gradients(*run(replace(spec, gated=True), gate=gate))
+
+    # ---- waiting for the end
 
     def finish(self, timeout: float | None = None) -> None:
         """Wait for everything enqueued; afterwards the rank can be used again.
@@ -159,57 +277,257 @@ class Overlapped:
         Raises:
             MaskcError: M721 when a chunk did not arrive; the results of calls since the last `finish` are useless.
         """
+        failed = self.words.failed.data_ptr()
         deadline = time.monotonic() + (2 * self.timeout if timeout is None else timeout)
-        while not self.queues.idle() and time.monotonic() < deadline and not read_word(self.failed.data_ptr()):
+        while not self.queues.idle() and time.monotonic() < deadline and not read_word(failed):
             time.sleep(1e-4)
         if not self.queues.idle():
             self.stop()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        found = read_word(self.failed.data_ptr())
+        found = read_word(failed)
         if found:
-            write_word(self.failed.data_ptr(), 0)
+            write_word(failed, 0)
             raise error("M721", self._missing(found))
 
     def stop(self) -> None:
         """End every wait of this rank, from any thread: of its kernel and of its streams."""
-        if not read_word(self.failed.data_ptr()):
-            write_word(self.failed.data_ptr(), STOPPED)
+        failed = self.words.failed.data_ptr()
+        if not read_word(failed):
+            write_word(failed, STOPPED)
         self.transport.release(self.epoch)
-
-    # ---- steps
-
-    def _warm_up(self, local: BoundaryVectors, q: Tensor, scale: float, executor: Executor) -> None:
-        """Compile, load and launch a variant once in the open: loading a kernel while a stream waits may wait for it."""
-        key = (hopper.mask_form(local), q.shape[3], q.dtype, executor)
-        if q.device.type == "cuda" and key not in self._warm:
-            self.attend(local, q, scale, gated=executor == "gated", there=True)
-            torch.cuda.current_stream(q.device).synchronize()
-            self._warm.add(key)
-
-    def _fill(self, half: int, k: Tensor, v: Tensor) -> None:
-        """Own keys to the right end of the buffer, and to where other ranks copy them from."""
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
-        at = 0
-        wanted = {s.chunk: s for s in self.plan.slots[: self.plan.own]}
-        for chunk in self.layout.chunks_of(self.plan.rank):
-            size = self.layout.size_of(chunk)
-            if (slot := wanted.get(chunk)) is not None:
-                self.keys[slot.start : slot.start + size].copy_(k[at : at + size])
-                self.values[slot.start : slot.start + size].copy_(v[at : at + size])
-            at += size
-        if (readable := self.transport.own(half)) is not None:
-            readable[0].copy_(k)
-            readable[1].copy_(v)
-
-    def _address(self, word: Word) -> int:
-        return self.flags.data_ptr() + 4 * word.by if word.kind == "flag" else self.transport.address(word)
 
     def _missing(self, found: int) -> str:
         if found == STOPPED:
             return f"rank {self.plan.rank}: waiting was stopped in call {self.epoch}"
         slot = self.plan.slots[found - 1]
         return f"rank {self.plan.rank}: key chunk {slot.chunk} of rank {slot.source} did not arrive within {self.timeout} s"
+
+    # ---- steps
+
+    def _prepare(
+        self,
+        local: BoundaryVectors,
+        variant: tuple[object, ...],
+        attend: Callable[[], object],
+        tables: Callable[[], object],
+        executor: Executor,
+    ) -> None:
+        """Everything that a wait could hold up: kernels are compiled, loaded and launched once in the open, tables made."""
+        if read_word(self.words.failed.data_ptr()):
+            self.finish()
+        if self.device.type != "cuda":
+            return
+        _refuse_capture(self.device)
+        if self.plan.rows and local.nq:
+            tables()
+        if executor == "sm-copy":
+            for half in range(2):
+                self._copy_table(half)
+        warm = (self.device, executor == "copy-then-attend", *variant)
+        if warm not in _warm:
+            attend()
+            exchange.warm(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
+            _warm.add(warm)
+
+    def _enqueue(self, steps: Sequence[Step], turn: Turn, call: _Call, attend: Callable[[], Result]) -> Result:
+        """Everything a call does, in order; what `attend` returned."""
+        self.epoch = turn.epoch
+        queues, result = self.queues, None
+        by_kernel = call.executor == "sm-copy" and self.device.type == "cuda"
+        for stream, op in regrouped(steps) if call.executor == "sm-copy" else steps:
+            match op:
+                case Wait(word, epoch):
+                    queues.wait(stream, self._address(word), epoch)
+                case Put(word, epoch):
+                    if not (by_kernel and word.kind == "flag"):
+                        queues.put(stream, self._address(word), epoch)
+                case Begin():
+                    queues.follow(stream, "compute")
+                    queues.keep(stream, (self.keys, self.values))
+                case Fill(half, _):
+                    self.fill(half, call.k, call.v)
+                case Pull(slot, _, half, _):
+                    with queues.on(stream):
+                        if not by_kernel:
+                            self.pull(slot, half)
+                        elif slot == self.plan.own:
+                            self._copy_by_kernel(half)
+                case Attend():
+                    if call.executor == "copy-then-attend":
+                        queues.follow("compute", "copy")
+                    result = attend()
+                    if call.executor == "copy-then-attend":
+                        queues.follow("send", "compute")
+                        self._report()
+                    if isinstance(result, Gradients):
+                        queues.keep("send", (result.dk, result.dv))
+                case Push(slot, _, _):
+                    assert isinstance(result, Gradients)
+                    with queues.on(stream):
+                        self.push(slot, result)
+                case Sum():
+                    assert isinstance(result, Gradients)
+                    assert call.grads is not None
+                    self.add_up(result, call.grads)
+                case _:
+                    assert_never(op)
+        assert result is not None
+        return result
+
+    def pull(self, slot: int, half: int) -> None:
+        """Enqueue the copy of a slot's chunk on torch's current stream."""
+        at = self.plan.slots[slot]
+        self.transport.pull(at.source, half, at.chunk, self._rows(slot))
+
+    def push(self, slot: int, made: Gradients) -> None:
+        """Enqueue the way of a slot's gradients to their owner on torch's current stream."""
+        at = self.plan.slots[slot]
+        dk, dv = (t[:, :, at.start : at.start + at.rows] for t in (made.dk, made.dv))
+        split = dk.shape[0] > 1
+        self.transport.push(at.source, at.chunk, (dk.sum(0), dv.sum(0)) if split else (dk[0], dv[0]))
+
+    def add_up(self, made: Gradients, out: Pair) -> None:
+        """Write the gradients of own keys: own part, then those of readers by rank, on torch's current stream."""
+        if self.device.type == "cuda":
+            exchange.sum_gradients(self._sum_table(), (made.dk, made.dv), out, self.words.failed.data_ptr())
+            return
+        for i, grads in enumerate((made.dk, made.dv)):
+            for rows, slot, readers, chunk in self._own_chunks:
+                parts = [grads[:, :, slot.start : slot.start + slot.rows].sum(0)] if slot is not None else []
+                parts += [self.transport.staged(r, chunk)[i] for r in readers]
+                out[i][:, rows] = sum(parts[1:], parts[0]) if parts else 0
+
+    def _report(self) -> None:
+        """What a kernel that has ended without reports says of its gradients: all are complete."""
+        for slot in range(self.plan.own, len(self.plan.slots)):
+            self.queues.put("send", self._address(Word("finished", self.plan.rank, slot)), self.epoch)
+
+    def _host_gate(self, there: bool) -> None:
+        if not there:
+            for slot in range(self.plan.own, len(self.plan.slots)):
+                HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, slot)), self.epoch)
+
+    def fill(self, half: int, k: Tensor, v: Tensor) -> None:
+        """Own keys to the right end of the buffer, and to where other ranks copy them from."""
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+        for start, rows in self._own_runs:
+            self.keys[start : start + rows.stop - rows.start].copy_(k[rows])
+            self.values[start : start + rows.stop - rows.start].copy_(v[rows])
+        if (readable := self.transport.own(half)) is not None:
+            readable[0].copy_(k)
+            readable[1].copy_(v)
+
+    @cached_property
+    def _own_runs(self) -> list[tuple[int, slice]]:
+        """(place in the buffer, rows of the own tensors): own chunks that rows of this rank see, neighbours joined."""
+        runs: list[tuple[int, slice]] = []
+        for rows, slot, _, _ in self._own_chunks:
+            if slot is None:
+                continue
+            if runs and runs[-1][1].stop == rows.start and runs[-1][0] + rows.start - runs[-1][1].start == slot.start:
+                runs[-1] = runs[-1][0], slice(runs[-1][1].start, rows.stop)
+            else:
+                runs.append((slot.start, rows))
+        return runs
+
+    @cached_property
+    def _own_chunks(self) -> list[_Own]:
+        slots = {s.chunk: s for s in self.plan.slots[: self.plan.own]}
+        out, at = [], 0
+        for chunk in self.layout.chunks_of(self.plan.rank):
+            size = self.layout.size_of(chunk)
+            readers = tuple(r for r, chunks in self.plan.lends if chunk in chunks)
+            out.append(_Own(slice(at, at + size), slots.get(chunk), readers, chunk))
+            at += size
+        return out
+
+    # ---- places and tables
+
+    def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
+        _supported(local, q, *self._buffer())
+        ratio = q.shape[2] // self.shape.heads
+        return gate_tables(local, self.plan, _forward_spec(local, q), q.shape[2], q.shape[0], ratio, q.device)
+
+    def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
+        _supported(local, q, *self._buffer())
+        spec, shape = _backward_spec(local, q, deterministic), self.shape
+        units = Units(q.shape[0], q.shape[2], shape.heads, *hopper_bwd.split_heads(spec, local, q, self._buffer()[0]))
+        row_bytes = shape.batch * shape.heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
+        arrivals = expected_arrivals(self.plan, row_bytes, self.rate, DEFAULT_MACHINE.latency)
+        return backward_tables(local, self.plan, spec, units, arrivals, hopper.multiprocessors(q.device), q.device)
+
+    def _buffer(self) -> Pair:
+        return self.keys.transpose(0, 1), self.values.transpose(0, 1)
+
+    def _rows(self, slot: int) -> Pair:
+        at = self.plan.slots[slot]
+        rows = slice(at.start, at.start + at.rows)
+        return self.keys[rows], self.values[rows]
+
+    def _address(self, word: Word) -> int:
+        match word.kind:
+            case "flag":
+                return self.words.flags.data_ptr() + 4 * word.by
+            case "finished":
+                return self.words.finished.data_ptr() + 4 * word.by
+            case _:
+                return self.transport.address(word)
+
+    def _copy_by_kernel(self, half: int) -> None:
+        own, words = self.plan.own, self.words
+        at = [t.data_ptr() + 4 * own for t in (words.flags, words.counts)]
+        table, repeats = self._copy_table(half), getattr(self.transport, "slowness", 1)
+        exchange.copy_chunks(table, len(self.plan.pulls), at[0], at[1], self.epoch, COPY_CTAS, repeats)
+
+    def _copy_table(self, half: int) -> Tensor:
+        if half not in self._copies:
+            pairs: list[tuple[Tensor, Tensor]] = []
+            for slot, at in enumerate(self.plan.pulls, self.plan.own):
+                pairs += zip(self._rows(slot), self.transport.readable(at.source, half, at.chunk), strict=True)
+            self._copies[half] = exchange.copy_table(pairs, self.device)
+        return self._copies[half]
+
+    def _sum_table(self) -> exchange.SumTable:
+        if self._sums is None:
+            self._sums = exchange.SumTable.of(self._addends(), self.device)
+        return self._sums
+
+    def _addends(self) -> list[exchange.Addend]:
+        out = []
+        own_rows = self.layout.local_length(self.plan.rank)
+        for which, dim in enumerate((self.shape.dim_k, self.shape.dim_v)):
+            row = self.shape.heads * dim
+            for rows, slot, readers, chunk in self._own_chunks:
+                size = (rows.stop - rows.start) * row
+                for b in range(self.shape.batch):
+                    own = None if slot is None else (b * self.plan.rows + slot.start) * row
+                    parts = tuple(self.transport.staged(r, chunk)[which][b].data_ptr() for r in readers)
+                    out.append(exchange.Addend(which, (b * own_rows + rows.start) * row, own, size, parts))
+        return out
+
+
+class _Own(NamedTuple):
+    """An own chunk: its rows in the rank's tensors, its slot if rows of this rank see it, and who else does."""
+
+    rows: slice
+    slot: Slot | None
+    readers: tuple[int, ...]
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The tensors of a call that steps need."""
+
+    executor: Executor
+    k: Tensor
+    v: Tensor
+    grads: Pair | None = None
+
+
+_warm: set[tuple[object, ...]] = set()
 
 
 def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:
@@ -222,32 +540,34 @@ def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:
         raise error("M722", f"timeout is {timeout} s; it lies between 0 and {TICK * (1 << 32):.0f}")
 
 
+def _refuse_capture(device: torch.device) -> None:
+    """A captured call would write and wait for the same epoch at every replay, so that its flags would be up already."""
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            raise error("M722", "an overlapped call cannot be captured into a CUDA graph", None, "capture what is around it")
+
+
+def _supported(local: BoundaryVectors, q: Tensor, keys: Tensor, values: Tensor) -> None:
+    if (reason := hopper.why_not(local, q, keys, values)) is not None:
+        raise MaskcError(reason)
+
+
+def _forward_spec(local: BoundaryVectors, q: Tensor) -> KernelSpec:
+    return forward_spec(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype])
+
+
+def _backward_spec(local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardSpec:
+    return select_backward(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype], deterministic=deterministic)
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _left_free(executor: Executor) -> int:
+    return COPY_CTAS if executor == "sm-copy" else 0
+
+
 @remembered
 def _schedule(local: BoundaryVectors, head_dim: int) -> tuple[Tensor, ...]:
     return hopper.schedule(local, head_dim)
-
-
-@remembered
-def gate_tables(
-    local: BoundaryVectors, plan: OverlapPlan, spec: KernelSpec, heads: int, batch: int, ratio: int, device: torch.device
-) -> Tables:
-    """Tables of a mask over the key buffer; once per mask batch, with one copy of its tile classes to the host.
-
-    heads, batch: of q. ratio: query heads per key head; as many heads as share keys in cache are taken together.
-    """
-    classes = classify(local, spec.block_q, spec.block_kv).cpu().numpy().reshape(-1, *_blocks(local, spec))
-    seen = classes != TileClass.SKIP.value
-    partial, unmasked = ((classes == c.value).sum(2, dtype=np.int64) for c in (TileClass.PARTIAL, TileClass.UNMASKED))
-    ranges = plan.block_slots(spec.block_kv)
-    latest = latest_slots(seen, ranges, plan.own)
-    work = PARTIAL_WORK * partial + UNMASKED_WORK * unmasked + ROW_WORK
-    kv_bytes = 2 * plan.rows * spec.head_dim * 2
-    group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * ratio)
-    items = work_items(latest, work, heads, batch, local.batch > 1, group)
-    blocks = (ranges[:, 0] | ranges[:, 1] << 16).astype(np.uint32)
-    on_device = (torch.from_numpy(x.view(np.int32)).to(device) for x in (items, blocks))
-    return Tables(*on_device)
-
-
-def _blocks(local: BoundaryVectors, spec: KernelSpec) -> tuple[int, int]:
-    return -(-local.nq // spec.block_q), -(-local.nk // spec.block_kv)

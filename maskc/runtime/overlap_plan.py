@@ -42,6 +42,7 @@ class OverlapPlan:
 
     slots: in the order of visit and of arrival; the first `own` of them are the rank's own chunks. carried: chunks that
     the rank brings into its node for neighbours alone, in the order of copying, after its own. rows: of the buffer.
+    lends: (reader, the rank's own chunks that it can see), readers ascending; backward, gradients come back from them.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class OverlapPlan:
     slots: tuple[Slot, ...]
     carried: tuple[int, ...]
     rows: int
+    lends: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -76,7 +78,8 @@ class OverlapPlan:
 
 def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0) -> OverlapPlan:
     """The visit order of one rank under one mask of the plan."""
-    needed = [plan.needed(r, part) for r in range(plan.world)]
+    everything = frozenset(range(plan.keys.chunk_count))
+    needed = [plan.needed(r, part) if plan.prune else everything for r in range(plan.world)]
     return visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world)
 
 
@@ -105,7 +108,9 @@ def visit_order(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_
         stop -= size
         slots.append(Slot(c, source, source // node_size != rank // node_size, stop, size))
     own = sum(keys.owner[c] == rank for c in visited)
-    return OverlapPlan(rank, own, tuple(slots), _carried(keys, needed, rank, node_size), rows)
+    mine = frozenset(keys.chunks_of(rank))
+    lends = tuple((r, tuple(sorted(mine & n))) for r, n in enumerate(needed) if r != rank and mine & n)
+    return OverlapPlan(rank, own, tuple(slots), _carried(keys, needed, rank, node_size), rows, lends)
 
 
 def _source(keys: Layout, chunk: int, rank: int, node_size: int) -> int:
@@ -162,3 +167,41 @@ def work_items(
     of = np.broadcast_to(which[:, None], stage.shape)
     order = np.lexsort(tuple(x.ravel() for x in (of, block, -load, of // group, stage)))
     return (block.ravel()[order] | of.ravel()[order] << 16).astype(np.uint32)
+
+
+def backward_items(
+    latest: NDArray[np.int64], load: NDArray[np.int64], own: int, group: int, arrivals: Sequence[float], seconds: float
+) -> NDArray[np.uint32]:
+    """The order of the backward kernel's work items: key tile | unit << 16, a unit being what shares a head of keys.
+
+    Keys of others arrive late, but their gradients leave early: each chunk is taken as soon as it is expected, in the
+    order of arrival. Own tiles fill the time before, and the rest of them come last. Among those, `group` units together
+    (their rows stay in cache), then by falling work.
+
+    latest: [key tiles], the last slot of each. load: [units, key tiles]. own: slots below are the rank's own. arrivals:
+    seconds, by slot. seconds: that the whole GPU takes for a load of 1. Raises ValueError beyond ITEM_LIMIT.
+    """
+    units, tiles = load.shape
+    if units > ITEM_LIMIT or tiles > ITEM_LIMIT:
+        raise ValueError(f"{tiles} key tiles and {units} units: at most {ITEM_LIMIT} of each")
+    stage = np.broadcast_to(np.maximum(latest, own - 1), load.shape)
+    unit, tile = np.indices(load.shape)
+    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, unit // group, stage)))
+    stages, packed, spent = stage.ravel()[order], (tile | unit << 16).ravel()[order], load.ravel()[order] * seconds
+    mine = int((stages < own).sum())
+    ends = np.cumsum(spent[:mine])
+    out: list[NDArray[np.int64]] = []
+    at, filled, clock = mine, 0, 0.0
+    while at < len(stages):
+        stop = int(np.searchsorted(stages, stages[at], side="right"))
+        due = arrivals[stages[at]]
+        if due > clock and filled < mine:
+            before = ends[filled - 1] if filled else 0.0
+            upto = min(mine, int(np.searchsorted(ends, before + due - clock)) + 1)
+            out.append(packed[filled:upto])
+            clock += ends[upto - 1] - before
+            filled = upto
+        out.append(packed[at:stop])
+        clock = max(clock, due) + spent[at:stop].sum()
+        at = stop
+    return np.concatenate([*out, packed[filled:mine]]).astype(np.uint32)

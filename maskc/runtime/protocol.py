@@ -1,8 +1,14 @@
 """What the queues of a rank do in one overlapped call, as data: executors enqueue it, tests explore its interleavings.
 
-Ranks agree through 32-bit words that only grow. `ready[reader][source]` = e: the source's keys of epoch e can be read.
-`done[source][reader]` = e: the reader has copied what it needs of epoch e. `flag[rank][slot]` = e: the chunk of epoch e
-lies in the rank's key buffer. An epoch is one call; nothing is ever reset.
+Ranks agree through 32-bit words that only grow; nothing is ever reset. An epoch is one call, and every rank counts every
+call of a link:
+
+    ready[reader][source]   the source's keys of this epoch can be read
+    done[source][reader]    the reader has copied what it needs of this epoch
+    flag[rank][slot]        the chunk of this epoch lies in the rank's key buffer
+    finished[rank][slot]    backward: the kernel has written the last gradient of the chunk
+    sent[owner][reader]     backward: all gradients of the reader lie in the owner's staging
+    free[reader][owner]     backward: the owner has added them up, the staging may be written again
 
 Own keys lie in one of two halves of the source buffer by turns, so a rank waits for its readers two calls late. Of every
 pair of ranks each signals before it waits, whatever the number of hardware queues.
@@ -10,23 +16,27 @@ pair of ranks each signals before it waits, whatever the number of hardware queu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from maskc.runtime.overlap_plan import OverlapPlan
 
 HALVES = 2
 """Epochs whose keys lie in a source buffer at a time."""
-Stream: TypeAlias = Literal["compute", "copy"]
+Stream: TypeAlias = Literal["compute", "copy", "send"]
+Kind: TypeAlias = Literal["ready", "done", "flag", "finished", "sent", "free"]
 
 
 class Word(NamedTuple):
-    """A word in the memory of rank `holder`, written by rank `by` ("ready", "done"), or by the copy of slot `by` ("flag")."""
+    """A word in the memory of rank `holder`, written by rank `by`, or by what belongs to slot `by` ("flag", "finished")."""
 
-    kind: Literal["ready", "done", "flag"]
+    kind: Kind
     holder: int
     by: int
+
+
+# ---------------------------------------------------------------- operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,11 @@ class Put:
 
     word: Word
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The stream goes on once everything enqueued on the compute stream so far is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +79,136 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The stream goes on once the kernel of that epoch is complete."""
+class Attend:
+    """The kernel; it waits itself for the flag of each of `slots` before it reads the chunk.
 
+    finishes: slots whose gradients it completes, in about this order, each with its "finished" word.
+    """
+
+    slots: tuple[int, ...]
+    epoch: int
+    finishes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The gradients of a slot's chunk to the staging of its owner."""
+
+    slot: int
+    owner: int
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
-    """The kernel; it waits itself for the flag of each of these slots before it reads the chunk."""
+class Sum:
+    """What the kernel and these readers have of the gradients of own keys, added up in this order."""
 
-    slots: tuple[int, ...]
+    readers: tuple[int, ...]
     epoch: int
 
 
-Operation: TypeAlias = Wait | Put | Fill | Pull | Ended | Attend
+Operation: TypeAlias = Wait | Put | Begin | Fill | Pull | Attend | Push | Sum
 Step: TypeAlias = tuple[Stream, Operation]
 
 
-def call_steps(plan: OverlapPlan, readers: Sequence[int], epoch: int) -> tuple[Step, ...]:
-    """Everything one call enqueues, in the order of enqueueing; epochs count from 1.
+# ---------------------------------------------------------------- epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call's epoch, and what its memory was last used for: (rank, epoch) each.
+
+    late: readers of the half that this call fills. pushed: owners whose staging this rank wrote.
+    """
+
+    epoch: int
+    late: tuple[tuple[int, int], ...] = ()
+    pushed: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def half(self) -> int:
+        return self.epoch % HALVES
+
+
+@dataclass(slots=True)
+class Epochs:
+    """Counts the calls of one link; plans, and with them readers and owners, may change from call to call."""
+
+    epoch: int = 0
+    _halves: list[tuple[tuple[int, int], ...]] = field(default_factory=lambda: [()] * HALVES)
+    _pushed: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
+        """The turn of a call whose keys `readers` copy (None: it offers none) and which pushes gradients to `owners`."""
+        self.epoch += 1
+        owners, half = tuple(owners), self.epoch % HALVES
+        late = () if readers is None else self._halves[half]
+        pushed = tuple((o, self._pushed[o]) for o in owners if o in self._pushed)
+        if readers is not None:
+            self._halves[half] = tuple((r, self.epoch) for r in readers)
+        self._pushed.update(dict.fromkeys(owners, self.epoch))
+        return Turn(self.epoch, late, pushed)
+
+
+# ---------------------------------------------------------------- what a call enqueues
+
+
+def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn) -> tuple[Step, ...]:
+    """Everything a forward call enqueues, in the order of enqueueing.
 
     readers: the ranks that copy from this one. The kernel comes last: all it waits for is enqueued before it.
     """
-    rank, half = plan.rank, epoch % HALVES
-    steps: list[Step] = []
-    if epoch > HALVES:
-        steps += [("compute", Wait(Word("done", rank, r), epoch - HALVES)) for r in readers]
+    return (*_gather(plan, readers, turn), ("compute", Attend(_foreign(plan), turn.epoch)))
+
+
+def backward_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, gather: bool = True) -> tuple[Step, ...]:
+    """The same for a backward call.
+
+    The gradients of a chunk leave once its last tile is done, in the order of slots, on a stream of their own: waiting
+    for one must not hold up the keys of the next call. gather: keys are copied again, else they are in the buffer.
+    """
+    rank, epoch, foreign = plan.rank, turn.epoch, _foreign(plan)
+    steps = list(_gather(plan, readers, turn)) if gather else []
+    steps.append(("compute", Attend(foreign if gather else (), epoch, foreign)))
+    pushed = dict(turn.pushed)
+    for slot in foreign:
+        owner = plan.slots[slot].source
+        steps.append(("send", Wait(Word("finished", rank, slot), epoch)))
+        if owner in pushed:
+            steps.append(("send", Wait(Word("free", rank, owner), pushed.pop(owner))))
+        steps.append(("send", Push(slot, owner, epoch)))
+        if all(later.source != owner for later in plan.slots[slot + 1 :]):
+            steps.append(("send", Put(Word("sent", owner, rank), epoch)))
+    lenders = tuple(reader for reader, _ in plan.lends)
+    steps += [("compute", Wait(Word("sent", rank, r), epoch)) for r in lenders]
+    steps.append(("compute", Sum(lenders, epoch)))
+    steps += [("compute", Put(Word("free", r, rank), epoch)) for r in lenders]
+    return tuple(steps)
+
+
+def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The same call with its copies and flags in one piece, as a kernel makes them: all waits before, all "done" after."""
+    copies = [s for s in steps if s[0] == "copy" and not isinstance(s[1], Begin)]
+
+    def phase(step: Step) -> int:
+        op = step[1]
+        return 0 if isinstance(op, Wait) else 2 if isinstance(op, Put) and op.word.kind == "done" else 1
+
+    ordered = iter(sorted(copies, key=phase))
+    return tuple(next(ordered) if s[0] == "copy" and not isinstance(s[1], Begin) else s for s in steps)
+
+
+def _foreign(plan: OverlapPlan) -> tuple[int, ...]:
+    return tuple(range(plan.own, len(plan.slots)))
+
+
+def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn) -> Iterable[Step]:
+    """Own keys to their places, and the copies of others behind each other, with a flag after each."""
+    rank, half, epoch = plan.rank, turn.half, turn.epoch
+    steps: list[Step] = [("copy", Begin())] if plan.pulls else []
+    steps += [("compute", Wait(Word("done", rank, r), late)) for r, late in turn.late]
     steps.append(("compute", Fill(half, epoch)))
     steps += [("compute", Put(Word("ready", r, rank), epoch)) for r in readers]
-    if epoch > 1 and plan.pulls:
-        steps.append(("copy", Ended(epoch - 1)))
     waited: set[int] = set()
     for slot, pull in enumerate(plan.pulls, plan.own):
         source = pull.source
@@ -105,8 +219,7 @@ def call_steps(plan: OverlapPlan, readers: Sequence[int], epoch: int) -> tuple[S
         steps.append(("copy", Put(Word("flag", rank, slot), epoch)))
         if all(later.source != source for later in plan.slots[slot + 1 :]):
             steps.append(("copy", Put(Word("done", source, rank), epoch)))
-    steps.append(("compute", Attend(tuple(range(plan.own, len(plan.slots))), epoch)))
-    return tuple(steps)
+    return steps
 
 
 def readers_of(plans: Sequence[OverlapPlan], rank: int) -> tuple[int, ...]:

@@ -1,18 +1,19 @@
 """Where the words and the keys of other ranks lie, and the queues that copy them: what `maskc.runtime.overlap` stands on.
 
-`CudaQueues` are two streams of one GPU; copies run on copy engines. `HostQueues` do every operation at once, for tests
+`CudaQueues` are three streams of one GPU; copies run on copy engines. `HostQueues` do every operation at once, for tests
 without a GPU. `Loopback` keeps the keys of other ranks in pinned host memory, so that one GPU can run and measure what
-a rank does over a link of host-memory speed; what the other ranks would do is done by calling `post`.
+a rank does over a link of host-memory speed; what the other ranks would do is done by calling `post` and
+`post_gradients`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import torch
 from torch import Tensor
@@ -20,10 +21,11 @@ from torch import Tensor
 from maskc.diagnostics import error
 from maskc.runtime import driver_api
 from maskc.runtime.layout import Layout
-from maskc.runtime.protocol import HALVES, Stream, Word
+from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word
 
 Pair = tuple[Tensor, Tensor]
-"""(K, V) [rows, B, Hk, D] and [rows, B, Hk, Dv]: rows of a chunk are one piece of memory."""
+"""(K, V) [rows, B, Hk, D] and [rows, B, Hk, Dv]: rows of a chunk are one piece of memory. Of gradients, (dK, dV)
+[B, rows, Hk, D] and [B, rows, Hk, Dv] in fp32 (fp64 for fp64): rows of a chunk and batch item are one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,33 @@ class KeyShape:
         )
         return k, v
 
+    def gradients(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
+        """Room for dK and dV of so many rows."""
+        acc = torch.float64 if self.dtype == torch.float64 else torch.float32
+        k, v = (
+            torch.empty(self.batch, rows, self.heads, d, dtype=acc, device=device, pin_memory=pinned)
+            for d in (self.dim_k, self.dim_v)
+        )
+        return k, v
+
+
+def copy(into: Tensor, source: Tensor) -> None:
+    """Enqueue a copy of one piece of memory on torch's current stream. A copy engine does it: no kernel is launched."""
+    if into.device.type != "cuda" and source.device.type != "cuda":
+        into.copy_(source)
+        return
+    if not (into.is_contiguous() and source.is_contiguous() and into.shape == source.shape and into.dtype == source.dtype):
+        raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
+    device = into.device if into.device.type == "cuda" else source.device
+    size = into.numel() * into.element_size()
+    driver_api.copy(into.data_ptr(), source.data_ptr(), size, torch.cuda.current_stream(device).cuda_stream)
+
 
 # ---------------------------------------------------------------- queues
 
 
 class Queues(Protocol):
-    """The two streams of a rank. Everything is enqueued in the order of the calls and returns at once."""
+    """The streams of a rank. Everything is enqueued in the order of the calls and returns at once."""
 
     def on(self, stream: Stream) -> Any:
         """Context in which torch's operations go to that stream."""
@@ -60,30 +83,26 @@ class Queues(Protocol):
     def put(self, stream: Stream, address: int, epoch: int) -> None:
         """Write the word once everything before it in the stream is complete."""
 
-    def kernel_ended(self) -> None:
-        """Hold the copy stream until the kernels launched so far are complete."""
+    def follow(self, stream: Stream, other: Stream) -> None:
+        """Hold the stream until everything enqueued on the other one so far is complete."""
 
-    def copies_ended(self) -> None:
-        """Hold the compute stream until the copies enqueued so far are complete."""
-
-    def kernel_launched(self) -> None:
-        """The compute stream now holds a kernel that `kernel_ended` refers to."""
+    def keep(self, stream: Stream, tensors: Iterable[Tensor]) -> None:
+        """The stream uses these tensors: their memory is not given away before what is enqueued on it is complete."""
 
     def idle(self) -> bool:
         """Nothing enqueued is still to be done."""
 
 
 class CudaQueues:
-    """torch's current stream for kernels, a stream of high priority for copies."""
+    """torch's current stream for kernels, two streams of high priority for what comes in and what leaves."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.copies = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self.copies.wait_stream(torch.cuda.current_stream(device))
-        self._kernel: torch.cuda.Event | None = None
+        self.copies, self.sends = (torch.cuda.Stream(device, priority=-1) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._compute = torch.cuda.current_stream(device)
 
     def on(self, stream: Stream) -> Any:
-        return torch.cuda.stream(self.copies) if stream == "copy" else nullcontext()
+        return nullcontext() if stream == "compute" else torch.cuda.stream(self._stream(stream))
 
     def wait(self, stream: Stream, address: int, epoch: int) -> None:
         driver_api.wait_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
@@ -91,44 +110,52 @@ class CudaQueues:
     def put(self, stream: Stream, address: int, epoch: int) -> None:
         driver_api.write_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
 
-    def kernel_ended(self) -> None:
-        if self._kernel is not None:
-            self.copies.wait_event(self._kernel)
+    def follow(self, stream: Stream, other: Stream) -> None:
+        self._stream(stream).wait_stream(self._stream(other))
 
-    def copies_ended(self) -> None:
-        self._stream("compute").wait_stream(self.copies)
-
-    def kernel_launched(self) -> None:
-        self._kernel = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._kernel.record(self._stream("compute"))
+    def keep(self, stream: Stream, tensors: Iterable[Tensor]) -> None:
+        for t in tensors:
+            t.record_stream(self._stream(stream))
 
     def idle(self) -> bool:
-        copied = bool(self.copies.query())
-        return copied and (self._kernel is None or bool(self._kernel.query()))  # type: ignore[no-untyped-call]
+        return all(s.query() for s in (self._compute, self.copies, self.sends))
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
-        return self.copies if stream == "copy" else torch.cuda.current_stream(self.device)
+        match stream:
+            case "copy":
+                return self.copies
+            case "send":
+                return self.sends
+            case "compute":
+                self._compute = torch.cuda.current_stream(self.device)
+                return self._compute
+            case _:
+                assert_never(stream)
 
 
 class HostQueues:
-    """Every operation is done when it is enqueued, so a word that is waited for must be there: else M721."""
+    """Every operation is done when it is enqueued, so a word that is waited for must come within `seconds`: else M721."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         yield
 
     def wait(self, stream: Stream, address: int, epoch: int) -> None:
-        if ctypes.c_int32(read_word(address) - epoch).value < 0:
-            raise error("M721", f"a word stands at {read_word(address)} where epoch {epoch} is waited for")
+        deadline = time.monotonic() + self.seconds
+        while ctypes.c_int32(read_word(address) - epoch).value < 0:
+            if time.monotonic() >= deadline:
+                raise error("M721", f"a word stands at {read_word(address)} where epoch {epoch} is waited for")
+            time.sleep(1e-5)
 
     def put(self, stream: Stream, address: int, epoch: int) -> None:
         write_word(address, epoch)
 
-    def kernel_ended(self) -> None: ...
+    def follow(self, stream: Stream, other: Stream) -> None: ...
 
-    def copies_ended(self) -> None: ...
-
-    def kernel_launched(self) -> None: ...
+    def keep(self, stream: Stream, tensors: Iterable[Tensor]) -> None: ...
 
     def idle(self) -> bool:
         return True
@@ -150,54 +177,103 @@ def write_word(address: int, value: int) -> None:
 class Transport(Protocol):
     """How a rank reaches the others."""
 
+    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
+        """Count a call, see `Epochs.begin`."""
+
     def address(self, word: Word) -> int:
-        """Address of a "ready" or "done" word that streams of this GPU can wait for and write."""
+        """Address of a word between ranks that streams of this GPU can wait for and write."""
 
     def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
         """Enqueue on torch's current stream: a chunk from a half of another rank's source buffer."""
 
+    def readable(self, rank: int, half: int, chunk: int) -> Pair:
+        """What `pull` copies, as tensors that a kernel on this GPU can read."""
+
     def own(self, half: int) -> Pair | None:
         """A half of this rank's source buffer, None where nobody reads it."""
+
+    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+        """Enqueue on torch's current stream: this rank's gradients of a chunk to the staging of its owner."""
+
+    def staged(self, reader: int, chunk: int) -> Pair:
+        """Staging of what another rank has of the gradients of an own chunk: contiguous, on this GPU."""
 
     def release(self, epoch: int) -> None:
         """From the host, while streams hang: end every wait for a word of up to this epoch on this rank."""
 
 
 class Loopback:
-    """Other ranks in host memory. Nobody reads this rank's keys.
+    """Other ranks in host memory. Nobody reads this rank's keys; `lends` of its plan says who pushes gradients.
 
     keys: the key layout. peers: the ranks that this one copies from. pinned: page-locked memory, which copy engines need
-    (False without a GPU). slowness: times that each chunk is copied, for a link of that fraction of the rate.
+    (False without a GPU). slowness: times that each chunk is copied, for a link of that fraction of the rate. halves: 1
+    where the keys of others never change.
     """
 
     def __init__(
-        self, keys: Layout, rank: int, peers: Iterable[int], shape: KeyShape, pinned: bool = True, slowness: int = 1
+        self,
+        keys: Layout,
+        rank: int,
+        peers: Iterable[int],
+        shape: KeyShape,
+        pinned: bool = True,
+        slowness: int = 1,
+        lends: Iterable[tuple[int, tuple[int, ...]]] = (),
+        halves: int = HALVES,
     ) -> None:
-        self.keys, self.rank, self.shape, self.slowness = keys, rank, shape, slowness
+        self.keys, self.rank, self.shape, self.pinned, self.slowness = keys, rank, shape, pinned, slowness
         self._halves = {
-            r: tuple(shape.empty(keys.local_length(r), "cpu", pinned) for _ in range(HALVES)) for r in peers if r != rank
+            r: tuple(shape.empty(keys.local_length(r), "cpu", pinned) for _ in range(halves)) for r in peers if r != rank
         }
-        self._index = {r: i for i, r in enumerate(self._halves)}
-        words = torch.zeros(2 * max(1, len(self._halves)), dtype=torch.int32)
+        self.lends = dict(lends)
+        self._index = {r: i for i, r in enumerate(sorted({*self._halves, *self.lends}))}
+        words = torch.zeros(len(_LOOPED) * max(1, len(self._index)), dtype=torch.int32)
         self._words = words.pin_memory() if pinned else words
+        self._epochs = Epochs()
+        self._sent: dict[int, Pair] = {}  # by chunk: what this rank pushed
+        self._staged: dict[tuple[int, int], Pair] = {}
+
+    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
+        return self._epochs.begin(readers, owners)
 
     def address(self, word: Word) -> int:
-        peer = word.by if word.kind == "ready" else word.holder
-        return self._words.data_ptr() + 4 * (2 * self._index[peer] + (word.kind == "done"))
+        mine = word.holder == self.rank
+        peer = word.by if mine else word.holder
+        return self._words.data_ptr() + 4 * (len(_LOOPED) * self._index[peer] + _LOOPED.index((word.kind, mine)))
 
     def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
+        for mine, theirs in zip(into, self.readable(rank, half, chunk), strict=True):
+            self._copy(mine, theirs)
+
+    def readable(self, rank: int, half: int, chunk: int) -> Pair:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
-        rows = slice(start, start + self.keys.size_of(chunk))
-        for mine, theirs in zip(into, self._halves[rank][half], strict=True):
-            for _ in range(self.slowness):
-                mine.copy_(theirs[rows], non_blocking=True)
+        halves = self._halves[rank]
+        k, v = (t[start : start + self.keys.size_of(chunk)] for t in halves[half % len(halves)])
+        return k, v
 
     def own(self, half: int) -> Pair | None:
         return None
 
+    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+        for there, mine in zip(self.pushed(chunk), grads, strict=True):
+            for to, part in zip(there, mine, strict=True):
+                self._copy(to, part)
+
+    def staged(self, reader: int, chunk: int) -> Pair:
+        """In host memory, which kernels read as it is."""
+        if (reader, chunk) not in self._staged:
+            self._staged[reader, chunk] = self.shape.gradients(self.keys.size_of(chunk), "cpu", self.pinned)
+        return self._staged[reader, chunk]
+
     def release(self, epoch: int) -> None:
-        for rank in self._halves:
-            write_word(self.address(Word("ready", self.rank, rank)), epoch)
+        for peer in self._index:
+            for kind, mine in _LOOPED:
+                if mine:
+                    write_word(self.address(Word(kind, self.rank, peer)), epoch)
+
+    def _copy(self, into: Tensor, source: Tensor) -> None:
+        for _ in range(self.slowness):
+            copy(into, source)
 
     # ---- what the other ranks do
 
@@ -206,12 +282,40 @@ class Loopback:
 
         Raises TimeoutError when this rank does not finish copying the epoch that lies in the half.
         """
-        done = self.address(Word("done", rank, self.rank))
-        deadline = time.monotonic() + timeout
-        while epoch > HALVES and read_word(done) < epoch - HALVES:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"epoch {epoch - HALVES} of rank {rank} was not copied in {timeout} s")
-            time.sleep(1e-5)
+        self._expect(Word("done", rank, self.rank), epoch - HALVES, timeout)
         if fill is not None:
-            fill(self._halves[rank][epoch % HALVES])
+            fill(self._halves[rank][epoch % len(self._halves[rank])])
         write_word(self.address(Word("ready", self.rank, rank)), epoch)
+
+    def post_gradients(
+        self, reader: int, epoch: int, fill: Callable[[int, Pair], object], last: int = 0, timeout: float = 10.0
+    ) -> None:
+        """Rank `reader` pushes its gradients; fill(chunk, (dK, dV)). last: the epoch of its last push, which was added up."""
+        self._expect(Word("free", reader, self.rank), last, timeout)
+        for chunk in self.lends[reader]:
+            fill(chunk, self.staged(reader, chunk))
+        write_word(self.address(Word("sent", self.rank, reader)), epoch)
+
+    def pushed(self, chunk: int) -> Pair:
+        """What this rank pushed of a chunk last."""
+        if chunk not in self._sent:
+            self._sent[chunk] = self.shape.gradients(self.keys.size_of(chunk), "cpu", self.pinned)
+        return self._sent[chunk]
+
+    def take(self, owner: int, epoch: int, use: Callable[[], None] | None = None, timeout: float = 10.0) -> None:
+        """Rank `owner` adds up what this rank pushed in an epoch."""
+        self._expect(Word("sent", owner, self.rank), epoch, timeout)
+        if use is not None:
+            use()
+        write_word(self.address(Word("free", self.rank, owner)), epoch)
+
+    def _expect(self, word: Word, epoch: int, timeout: float) -> None:
+        address, deadline = self.address(word), time.monotonic() + timeout
+        while epoch > 0 and read_word(address) < epoch:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank {word.by} did not say {word.kind} of epoch {epoch} in {timeout} s")
+            time.sleep(1e-5)
+
+
+_LOOPED: Sequence[tuple[Kind, bool]] = tuple((kind, mine) for kind in ("ready", "done", "sent", "free") for mine in (True, False))
+"""Words between this rank and a peer: kind, and whether this rank holds it."""

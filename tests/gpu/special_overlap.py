@@ -1,7 +1,8 @@
 """Attention beside the copies of its keys on one GPU, other ranks in pinned host memory (`maskc.runtime.overlap`).
 
-"gated" and "copy-then-attend" must give the same bits, with NaN in place of keys that have not arrived; a peer that is
-late delays the result, one that never comes is an error after which the rank works again.
+All executors must give the same bits, forward and backward (there dQ too where it is deterministic), with NaN in place
+of keys that have not arrived; a peer that is late delays the result, one that never comes is an error after which the
+rank works again.
 
     python -m tests.gpu.special_overlap ITERATIONS
 
@@ -21,15 +22,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import maskc
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.spec_bwd import select_backward
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
 from maskc.runtime.localize import localize
@@ -41,6 +44,7 @@ from tests.gpu.inputs import suite_mask
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "28_duo_heads")
 DEVICE = "cuda"
+EXECUTORS: tuple[Executor, ...] = ("gated", "copy-then-attend", "sm-copy")
 
 
 def special_cases() -> list[tuple[str, Callable[[], str]]]:
@@ -52,6 +56,9 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
             cases.append((f"overlap/bits/{name}/{world}/{dim}/{chunk}/{batch}", partial(bits, name, world, dim, chunk, batch)))
     return [
         *cases,
+        ("overlap/few tiles", partial(bits, "02_causal", 2, 128, 128, 1, 1024)),
+        ("overlap/gradients/kept keys", kept_keys),
+        ("overlap/gradients/killed peer", partial(killed_peer, backward=True)),
         ("overlap/many chunks", partial(bits, "05_doc_full", 2, 128, 128, 1, 32_768)),
         ("overlap/late peer", late_peer),
         ("overlap/killed peer", killed_peer),
@@ -73,7 +80,10 @@ def compile_all() -> None:
     specs = [forward_spec(form, dim, "bf16") for form in forms for dim in (64, 128, 256)]
     sources = [forward_source(replace(spec, gated=gated)) for spec in specs for gated in (False, True)]
     sources += [schedule_source(schedule_spec(s.form, s.head_dim)) for s in specs if s.packed]
-    with ThreadPoolExecutor(8) as pool:
+    plain = [select_backward(s.form, s.head_dim, "bf16", deterministic=d) for s in specs for d in (False, True)]
+    sources += [replace(spec, gated=gated).source() for spec in plain for gated in (False, True)]
+    sources.append(exchange_source())
+    with ThreadPoolExecutor() as pool:
         list(pool.map(compile_cubin, sources))
 
 
@@ -87,8 +97,17 @@ class Inputs(NamedTuple):
     v: Tensor
 
 
+class Calls(NamedTuple):
+    """What a backward call gave: dQ, dK, dV, and what left for other ranks."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    pushed: list[Tensor]
+
+
 class Pairing:
-    """One rank twice, once per executor, over the same keys."""
+    """One rank several times, once per executor, over the same keys."""
 
     def __init__(self, v: BoundaryVectors, world: int, rank: int, dim: int, chunk: int, batch: int, timeout: float = 5.0) -> None:
         p = plan(v, world_size=world, chunk=chunk)
@@ -98,9 +117,10 @@ class Pairing:
         self.local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, self.plan.columns, torch.device(DEVICE))
         shape = KeyShape(batch, self.heads_kv, dim, dim, torch.bfloat16)
         self.ranks: dict[Executor, Overlapped] = {}
+        self.last: dict[Executor, int] = dict.fromkeys(EXECUTORS, 0)  # the last backward call
         self.links: dict[Executor, Loopback] = {}
-        for executor in ("gated", "copy-then-attend"):
-            link = Loopback(p.keys, rank, self.plan.sources, shape)
+        for executor in EXECUTORS:
+            link = Loopback(p.keys, rank, self.plan.sources, shape, lends=self.plan.lends)
             self.links[executor] = link
             queues = CudaQueues(torch.device(DEVICE))
             self.ranks[executor] = Overlapped(self.plan, p.keys, shape, link, queues, torch.device(DEVICE), timeout=timeout)
@@ -127,6 +147,25 @@ class Pairing:
         scale = self.dim**-0.5
         return self.ranks[executor].forward(self.local, given.q, given.own_k, given.own_v, scale, executor)
 
+    def post_gradients(self, executor: Executor, epoch: int, seed: int, last: int = 0) -> None:
+        """Random gradients of those that read this rank's keys; the same for every executor."""
+        g = torch.Generator().manual_seed(seed)
+        for reader in self.links[executor].lends:
+            self.links[executor].post_gradients(reader, epoch, lambda chunk, pair: [t.normal_(generator=g) for t in pair], last)
+
+    def backward(
+        self, executor: Executor, given: Inputs, result: tuple[Tensor, Tensor], deterministic: bool = False, gather: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dout = torch.cos(7 * given.q.float()).to(given.q.dtype)
+        dlse = torch.sin(result[1].nan_to_num(0, 0, 0))
+        keys = given.own_k, given.own_v
+        run = self.ranks[executor].backward
+        options: dict[str, Any] = {"dlse": dlse, "deterministic": deterministic, "gather": gather}
+        return run(self.local, given.q, *keys, *result, dout, self.dim**-0.5, executor, **options)
+
+    def pushed(self, executor: Executor) -> list[Tensor]:
+        return [t.clone() for s in self.plan.pulls for t in self.links[executor].pushed(s.chunk)]
+
     def poison(self, executor: Executor) -> None:
         """NaN wherever keys are going to arrive."""
         self.ranks[executor].keys.fill_(math.nan)
@@ -137,11 +176,9 @@ class Pairing:
         """One call of each, so that nothing is compiled or loaded while something waits."""
         if DEVICE == "cuda":
             compile_all()
-        given = self.keys(seed)
-        for executor in self.ranks:
-            self.post(executor, self.ranks[executor].epoch + 1, given)
-            self.forward(executor, given)
-            self.ranks[executor].finish()
+        self.both(seed)
+        for deterministic in (False, True):
+            self.both_ways(seed, deterministic)
 
     def both(self, seed: int) -> str:
         """One call of each executor with posted keys; "" when the results are the same finite bits."""
@@ -152,13 +189,53 @@ class Pairing:
             self.post(executor, rank.epoch + 1, given)
             results.append(self.forward(executor, given))
             rank.finish()
-        return different(*results)
+        return first_difference(results)
+
+    def both_ways(self, seed: int, deterministic: bool) -> str:
+        """Forward and backward of each executor."""
+        given, results = self.keys(seed), []
+        for executor, rank in self.ranks.items():
+            self.post(executor, rank.epoch + 1, given)
+            forward = self.forward(executor, given)
+            rank.finish()
+            self.poison(executor)
+            epoch = rank.epoch + 1
+            self.post(executor, epoch, given)
+            self.post_gradients(executor, epoch, seed, self.last[executor])
+            grads = self.backward(executor, given, forward, deterministic=deterministic)
+            rank.finish()
+            for owner in self.plan.sources:
+                self.links[executor].take(owner, epoch)
+            self.last[executor] = epoch
+            results.append(Calls(grads[0], grads[1], grads[2], self.pushed(executor)))
+        return next((d for other in results[1:] if (d := different_gradients(results[0], other, deterministic))), "")
+
+
+def first_difference(results: list[tuple[Tensor, Tensor]]) -> str:
+    return next((d for other in results[1:] if (d := different(results[0], other))), "")
 
 
 def different(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> str:
     if not torch.equal(a[0], b[0]) or not torch.equal(a[1], b[1]):
         return f"not the same bits: out differs by {(a[0].float() - b[0].float()).abs().max().item()}"
     return "" if torch.isfinite(a[0]).all() else "NaN in the output"
+
+
+def different_gradients(a: Calls, b: Calls, deterministic: bool) -> str:
+    for name in ("dk", "dv"):
+        x, y = getattr(a, name), getattr(b, name)
+        if not torch.equal(x, y):
+            return f"{name} differs by {(x.float() - y.float()).abs().max().item()}"
+    for x, y in zip(a.pushed, b.pushed, strict=True):
+        if not torch.equal(x, y):
+            return f"what leaves differs by {(x - y).abs().max().item()}"
+    if deterministic and not torch.equal(a.dq, b.dq):
+        return f"dq differs by {(a.dq.float() - b.dq.float()).abs().max().item()}"
+    # In another order of additions a sum may round to the neighbouring number, of its own size or of its largest addend.
+    step = torch.finfo(a.dq.dtype).eps
+    if not torch.allclose(a.dq.float(), b.dq.float(), rtol=step, atol=step * a.dq.float().abs().max().item()):
+        return f"dq differs by {(a.dq.float() - b.dq.float()).abs().max().item()}"
+    return "" if all(torch.isfinite(t).all() for t in (a.dq, a.dk, a.dv, *a.pushed)) else "NaN in the gradients"
 
 
 def whole_mask(name: str, n: int) -> BoundaryVectors:
@@ -173,9 +250,29 @@ def bits(name: str, world: int, dim: int, chunk: int, batch: int, n: int = 4096)
         pairing = Pairing(v, world, rank, dim, chunk, batch if v.batch == 1 else v.batch)
         pairing.warm()
         for seed in range(3):
-            if problem := pairing.both(seed):
+            if problem := pairing.both(seed) or pairing.both_ways(seed, deterministic=seed % 2 == 0):
                 return f"rank {rank}, call {seed}: {problem}"
     return ""
+
+
+def kept_keys() -> str:
+    """The backward over the keys that the forward gathered: the same bits, and nothing is copied."""
+    pairing = a_pairing()
+    given, rank = pairing.keys(3), pairing.ranks["gated"]
+    results = []
+    for gather in (True, False):
+        pairing.post("gated", rank.epoch + 1, given)
+        forward = pairing.forward("gated", given)
+        rank.finish()
+        if gather:
+            pairing.post("gated", rank.epoch + 1, given)
+        pairing.post_gradients("gated", rank.epoch + 1, 3, pairing.last["gated"])
+        grads = pairing.backward("gated", given, forward, deterministic=True, gather=gather)
+        rank.finish()
+        pairing.last["gated"] = rank.epoch
+        pairing.links["gated"].release(rank.epoch)
+        results.append(Calls(grads[0], grads[1], grads[2], pairing.pushed("gated")))
+    return different_gradients(results[0], results[1], True)
 
 
 def a_pairing(timeout: float = 5.0) -> Pairing:
@@ -201,12 +298,15 @@ def late_peer() -> str:
     return different(got, wanted)
 
 
-def killed_peer() -> str:
-    """The peer never comes: an error within the time, then the rank works again."""
+def killed_peer(backward: bool = False) -> str:
+    """The peer never comes: an error within the time and NaN for a result, then the rank works again."""
     pairing = a_pairing(timeout=0.2)
+    if backward:
+        pairing.both_ways(1, False)
     given = pairing.keys(1)
+    zeros = torch.zeros_like(given.q), torch.zeros(given.q.shape[0], given.q.shape[2], given.q.shape[1], device=DEVICE)
     started = time.monotonic()
-    pairing.forward("gated", given)
+    got = pairing.backward("gated", given, zeros)[1] if backward else pairing.forward("gated", given)[1]
     try:
         pairing.ranks["gated"].finish()
     except MaskcError as error:
@@ -216,6 +316,8 @@ def killed_peer() -> str:
         return "no error"
     if time.monotonic() - started > 2.0:
         return f"the error took {time.monotonic() - started:.1f} s"
+    if not torch.isnan(got).all():
+        return "a result that looks right"
     return pairing.both(2)
 
 
@@ -251,22 +353,42 @@ def iterations(count: int, seed: int = 0) -> str:
         made = [pairing.keys(rng.randrange(1 << 30)) for _ in range(calls)]
         torch.cuda.synchronize()
         results = {executor: calls_in_a_row(pairing, executor, made, rng.random() * 1e-3) for executor in pairing.ranks}
-        for i, (a, b) in enumerate(zip(*results.values(), strict=True)):
-            if problem := different(a, b):
-                return f"call {done + i}: {problem}"
+        first, *others = results.values()
+        for other in others:
+            for i, (a, b) in enumerate(zip(first, other, strict=True)):
+                if problem := different(a[0], b[0]) or different_gradients(a[1], b[1], deterministic=True):
+                    return f"call {done + i}: {problem}"
         done += calls
     return ""
 
 
-def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], delay: float) -> list[tuple[Tensor, Tensor]]:
+Both = tuple[tuple[Tensor, Tensor], Calls]
+
+
+def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], delay: float) -> list[Both]:
+    """Forward and backward of each; peers run in a thread of their own, which also adds up what was pushed to them."""
     first = pairing.ranks[executor].epoch + 1
     failures: list[BaseException] = []
+    pushed: list[list[Tensor]] = []
+    link = pairing.links[executor]
+
+    def note(there: dict[int, list[Tensor]], owner: int) -> None:
+        there |= {s.chunk: [t.clone() for t in link.pushed(s.chunk)] for s in pairing.plan.pulls if s.source == owner}
 
     def peers() -> None:
         try:
             for i, given in enumerate(made):
+                forward, backward = first + 2 * i, first + 2 * i + 1
                 time.sleep(delay * random.random())
-                pairing.post(executor, first + i, given)
+                pairing.post(executor, forward, given)
+                time.sleep(delay * random.random())
+                pairing.post(executor, backward, given)
+                pairing.post_gradients(executor, backward, i, pairing.last[executor])
+                there: dict[int, list[Tensor]] = {}
+                for owner in pairing.plan.sources:
+                    link.take(owner, backward, partial(note, there, owner))
+                pushed.append([t for s in pairing.plan.pulls for t in there[s.chunk]])
+                pairing.last[executor] = backward
         except BaseException as error:
             failures.append(error)
 
@@ -274,13 +396,14 @@ def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], del
     posting.start()
     results = []
     for given in made:
-        results.append(pairing.forward(executor, given))
+        forward = pairing.forward(executor, given)
+        results.append((forward, pairing.backward(executor, given, forward, deterministic=True)))
         time.sleep(delay * random.random())
     pairing.ranks[executor].finish()
     posting.join()
     if failures:
         raise failures[0]
-    return results
+    return [(forward, Calls(*grads, there)) for (forward, grads), there in zip(results, pushed, strict=True)]
 
 
 def connections(count: int) -> str:

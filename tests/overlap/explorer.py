@@ -1,10 +1,10 @@
 """Explores every interleaving of the queues of several ranks, state by state.
 
-A rank has two streams; a step of a stream starts when the one before it is complete. With one hardware queue a step also
-starts only when everything enqueued before it, on either stream, has started, so that a wait holds up all that follows.
+A rank has three streams; a step of a stream starts when the one before it is complete. With one hardware queue a step also
+starts only when everything enqueued before it, on any stream, has started, so that a wait holds up all that follows.
 Copies and kernels take time: they have a beginning and an end, and others run in between.
 
-Found out: a wait for ever, a chunk read before it is there or while it is overwritten.
+Found out: a wait for ever; a chunk, or gradients of one, read before they are there or while they are overwritten.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, assert_never
 
-from maskc.runtime.protocol import HALVES, Attend, Ended, Fill, Operation, Pull, Put, Step, Stream, Wait, Word
+from maskc.runtime.protocol import HALVES, Attend, Begin, Fill, Operation, Pull, Push, Put, Step, Stream, Sum, Wait, Word
 
 TORN = -1
-STREAMS: tuple[Stream, Stream] = ("compute", "copy")
+STREAMS: tuple[Stream, ...] = ("compute", "copy", "send")
 
 
 class Violation(Exception):
@@ -32,10 +32,12 @@ class At(NamedTuple):
 
 
 class State(NamedTuple):
-    at: tuple[tuple[At, At], ...]
+    at: tuple[tuple[At, ...], ...]
     words: tuple[int, ...]
     sources: tuple[tuple[int, ...], ...]  # [rank][half]: the epoch whose keys lie there
     buffers: tuple[tuple[int, ...], ...]  # [rank][slot]
+    made: tuple[tuple[int, ...], ...]  # [rank][slot]: the epoch whose gradients the rank's kernel has completed
+    staged: tuple[tuple[int, ...], ...]  # [rank][slot]: the epoch whose gradients lie in the staging of the chunk's owner
     dead: bool
     stopped: tuple[bool, ...]  # [rank]: the host has told everything to stop waiting
 
@@ -80,13 +82,16 @@ class Explorer:
     # ---- the system
 
     def _first(self) -> State:
-        slots = [1 + max((op.slot for _, op in p if isinstance(op, Pull)), default=-1) for p in self.programs]
+        slots = [1 + max((op.slot for _, op in p if isinstance(op, Pull | Push)), default=-1) for p in self.programs]
         ranks = len(self.programs)
+        empty = tuple((0,) * n for n in slots)
         return State(
-            ((At(0, 0), At(0, 0)),) * ranks,
+            ((At(0, 0),) * len(STREAMS),) * ranks,
             (0,) * len(self.index),
             ((0,) * HALVES,) * ranks,
-            tuple((0,) * n for n in slots),
+            empty,
+            empty,
+            empty,
             False,
             (False,) * ranks,
         )
@@ -96,8 +101,10 @@ class Explorer:
         """Place of each word in a state."""
         operations = [(rank, op) for rank, program in enumerate(self.programs) for _, op in program]
         named = {op.word for _, op in operations if isinstance(op, Wait | Put)}
-        gated = {Word("flag", rank, slot) for rank, op in operations if isinstance(op, Attend) for slot in op.slots}
-        return {word: i for i, word in enumerate(sorted(named | gated))}
+        kernels = [(rank, op) for rank, op in operations if isinstance(op, Attend)]
+        gated = {Word("flag", rank, slot) for rank, op in kernels for slot in op.slots}
+        reported = {Word("finished", rank, slot) for rank, op in kernels for slot in op.finishes}
+        return {word: i for i, word in enumerate(sorted(named | gated | reported))}
 
     def _queue(self, rank: int, stream: int) -> list[tuple[int, Operation]]:
         return [(i, op) for i, (name, op) in enumerate(self.programs[rank]) if name == STREAMS[stream]]
@@ -105,7 +112,7 @@ class Explorer:
     @cached_property
     def queues(self) -> list[list[list[tuple[int, Operation]]]]:
         """[rank][stream]: (place in the order of enqueueing, operation)."""
-        return [[self._queue(rank, stream) for stream in (0, 1)] for rank in range(len(self.programs))]
+        return [[self._queue(rank, stream) for stream in range(len(STREAMS))] for rank in range(len(self.programs))]
 
     def _finished(self, state: State) -> bool:
         return all(
@@ -123,7 +130,7 @@ class Explorer:
         for rank in range(len(self.programs)):
             if state.dead and rank == self.mortal:
                 continue
-            for stream in (0, 1):
+            for stream in range(len(STREAMS)):
                 yield from self._stream_moves(state, rank, stream)
             if state.dead and not state.stopped[rank]:
                 yield Move(state._replace(stopped=_with(state.stopped, rank, True)), False)
@@ -133,10 +140,12 @@ class Explorer:
     def _may_start(self, state: State, rank: int, stream: int) -> bool:
         if not self.one_queue:
             return True
-        other, queues = state.at[rank][1 - stream], self.queues[rank]
-        started = other.done + (other.phase > 0)
-        mine = queues[stream][state.at[rank][stream].done][0]
-        return started == len(queues[1 - stream]) or queues[1 - stream][started][0] > mine
+        mine = self.queues[rank][stream][state.at[rank][stream].done][0]
+        for at, queue in zip(state.at[rank], self.queues[rank], strict=True):
+            started = at.done + (at.phase > 0)
+            if started < len(queue) and queue[started][0] < mine:
+                return False
+        return True
 
     def _stream_moves(self, state: State, rank: int, stream: int) -> Iterator[Move]:
         at, queue = state.at[rank][stream], self.queues[rank][stream]
@@ -148,15 +157,15 @@ class Explorer:
         onward = _advanced(state, rank, stream, At(at.done, at.phase + 1))
         match op:
             case Wait(word, epoch):
-                if self._word(state, word) >= epoch or (stopped and self.stop_frees_streams):
+                freed = stopped and self.stop_frees_streams and word.kind != "finished"
+                if self._word(state, word) >= epoch or freed:
                     yield Move(complete, True)
             case Put(word, epoch):
                 i = self.index[word]
                 yield Move(complete._replace(words=_with(state.words, i, max(epoch, state.words[i]))), True)
-            case Ended(epoch):
-                compute = self.queues[rank][0]
-                kernel = next(i for i, (_, x) in enumerate(compute) if isinstance(x, Attend) and x.epoch == epoch)
-                if state.at[rank][0].done > kernel:
+            case Begin():
+                before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][0])
+                if state.at[rank][0].done >= before:
                     yield Move(complete, True)
             case Fill(half, epoch):
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
@@ -167,27 +176,47 @@ class Explorer:
                     raise Violation(f"rank {rank} copies epoch {found} of rank {source} instead of {epoch} (phase {at.phase})")
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
                 yield Move(then._replace(buffers=_with(state.buffers, rank, _with(state.buffers[rank], slot, value))), False)
-            case Attend(slots, epoch):
-                yield from self._kernel_moves(state, rank, slots, epoch, at.phase, onward, complete)
+            case Attend():
+                yield from self._kernel_moves(state, rank, op, at.phase, onward, complete)
+            case Push(slot, _, epoch):
+                if (found := state.made[rank][slot]) != epoch and not stopped:
+                    raise Violation(f"rank {rank} pushes gradients of epoch {found} instead of {epoch}")
+                value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
+                yield Move(then._replace(staged=_with(state.staged, rank, _with(state.staged[rank], slot, value))), False)
+            case Sum(_, epoch):
+                for reader, pushed in enumerate(self.programs):
+                    for slot in {x.slot for _, x in pushed if isinstance(x, Push) and (x.owner, x.epoch) == (rank, epoch)}:
+                        if (found := state.staged[reader][slot]) != epoch and not stopped:
+                            raise Violation(f"rank {rank} adds up epoch {found} of rank {reader} instead of {epoch}")
+                yield Move(onward if at.phase == 0 else complete, False)
             case _:
                 assert_never(op)
 
     def _kernel_moves(
-        self, state: State, rank: int, slots: tuple[int, ...], epoch: int, phase: int, onward: State, complete: State
+        self, state: State, rank: int, kernel: Attend, phase: int, onward: State, complete: State
     ) -> Iterator[Move]:
-        """Start, then gate and read by turns."""
-        if phase == 0:
-            yield Move(onward, True)
-        elif phase > 2 * len(slots):
-            yield Move(complete, True)
-        elif phase % 2:
-            if self._word(state, Word("flag", rank, slots[phase // 2])) >= epoch or state.stopped[rank]:
-                yield Move(onward, True)
-        else:
-            slot = slots[phase // 2 - 1]
-            if (found := state.buffers[rank][slot]) != epoch and not state.stopped[rank]:
-                raise Violation(f"the kernel of rank {rank} reads epoch {found} in slot {slot} instead of {epoch}")
-            yield Move(onward, False)
+        """Start, then per slot gate, read, and report where the kernel reports it; then what is left to report."""
+        work = [("start", -1)]
+        for slot in kernel.slots:
+            work += [("gate", slot), ("read", slot), *([("report", slot)] if slot in kernel.finishes else [])]
+        work += [("report", slot) for slot in kernel.finishes if slot not in kernel.slots]
+        then = complete if phase == len(work) - 1 else onward
+        what, slot = work[phase]
+        stopped = state.stopped[rank]
+        match what:
+            case "start":
+                yield Move(then, True)
+            case "gate":
+                if self._word(state, Word("flag", rank, slot)) >= kernel.epoch or stopped:
+                    yield Move(then, True)
+            case "read":
+                if (found := state.buffers[rank][slot]) != kernel.epoch and not stopped:
+                    raise Violation(f"the kernel of rank {rank} reads epoch {found} in slot {slot} instead of {kernel.epoch}")
+                yield Move(then, False)
+            case "report":
+                words = _with(state.words, self.index[Word("finished", rank, slot)], kernel.epoch)
+                made = _with(state.made, rank, _with(state.made[rank], slot, kernel.epoch))
+                yield Move(then._replace(words=words, made=made), False)
 
     def _word(self, state: State, word: Word) -> int:
         return state.words[self.index[word]]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from benchmarks import overlap
 from benchmarks.overlap import Cell, cells, dry, everything_gathered, figures, interval, problem
-from maskc.runtime.transport import HostQueues, Loopback
+from maskc.runtime.transport import HostQueues
 
 
 def test_efficiency_by_hand() -> None:
@@ -68,30 +66,24 @@ class Clock:
         return end.at - self.at
 
 
-class Host(HostQueues):
-    class Copies:
-        def wait_event(self, event: object) -> None: ...
-
-    def __init__(self, device: torch.device) -> None:
-        self.copies = self.Copies()
-
-
 def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness itself, with a backend of the CPU and a clock that counts: rows as the file wants them."""
 
-    class Stream:
-        def wait_event(self, event: object) -> None: ...
-
-    for name, value in (("Event", Clock), ("synchronize", lambda: None), ("current_stream", Stream)):
+    for name, value in (("Event", Clock), ("synchronize", lambda: None), ("_sleep", lambda cycles: None)):
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(overlap, "CudaQueues", Host)
-    monkeypatch.setattr(overlap, "Loopback", partial(Loopback, pinned=False))
-    monkeypatch.setattr(overlap.hopper, "schedule", lambda local, head_dim: ())
-    rows = overlap.measure(Cell("causal_document", 1024, 2, 1, 2, 2), torch.device("cpu"), 2)
-    assert [r["executor"] for r in rows] == ["gated", "copy-then-attend", "peer by peer", "dual-chunk gather"]
+    monkeypatch.setattr(overlap, "CudaQueues", lambda device: HostQueues())
+    monkeypatch.setattr(overlap.Rank, "peer_by_peer", lambda self: None)
+    cell = Cell("causal_document", 1024, 2, 1, 2, 2)
+    rows = overlap.measure(cell, torch.device("cpu"), 0.0)
+    executors = ["gated", "sm-copy", "copy-then-attend", "dual-chunk gather"]
+    assert [r["executor"] for r in rows] == [*executors, "peer by peer", *executors]
     needed = {"mask", "seqlen", "kv_heads", "direction", "executor", "link", "t_attention_ms", "t_comm_ms", "t_overlap_ms"}
     for r in rows:
         assert needed | {"e", "e_low", "e_high"} <= set(r)
         assert r["same_bits"]
-        assert r["t_overlap_ms"] == (1.0 if r["executor"] == "peer by peer" else 0.5), "one more event where parts are awaited"
-    assert "same bits True" in overlap.line(Cell("causal_document", 1024, 2, 1, 2, 2), rows)
+        assert r["t_overlap_ms"] == 0.5
+        assert r["repeats"] == overlap.FEWEST
+        assert (r["bytes_out"] > 0) == (r["direction"] == "backward")
+    told = overlap.line(cell, rows)
+    assert told.count("\n") == 1
+    assert "DIFFER" not in told

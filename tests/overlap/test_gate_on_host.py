@@ -93,7 +93,8 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Run:
     shared = headers["fwd/shared.cuh"]
     tables = shared[shared.index("struct GateTables") :]
     tables = tables[: tables.index("\n};") + 4]
-    text = "\n".join(line for line in headers["fwd/gate.cuh"].splitlines() if not line.startswith("#"))
+    parts = (headers[name] for name in ("device/arrival.cuh", "fwd/gate.cuh"))
+    text = "\n".join(line for part in parts for line in part.splitlines() if not line.startswith("#"))
     library = _compile(_AROUND.format(tables=tables, gate=text), tmp_path_factory.mktemp("gate"))
     library.run.restype = ctypes.c_uint32
     library.run.argtypes = [

@@ -21,10 +21,11 @@ from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap import STOPPED, Overlapped, gate_tables
+from maskc.runtime.overlap import STOPPED, Overlapped
 from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.overlap_tables import gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.protocol import Word, readers_of
+from maskc.runtime.protocol import Epochs, Turn, Word, readers_of
 from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 
@@ -39,7 +40,7 @@ class World:
         self.p: AttentionPlan = case.plan(self.v)
         shape = KeyShape(case.batch[0], case.heads[1], *case.dims, torch.float64)
         self.plans = [overlap_plan(self.p, r) for r in range(case.world)]
-        self.links = [Loopback(self.p.keys, o.rank, o.sources, shape, pinned=False) for o in self.plans]
+        self.links = [Loopback(self.p.keys, o.rank, o.sources, shape, pinned=False, lends=o.lends) for o in self.plans]
         self.ranks = [
             Overlapped(o, self.p.keys, shape, link, HostQueues(), CPU, timeout=0.2)
             for o, link in zip(self.plans, self.links, strict=True)
@@ -60,6 +61,22 @@ class World:
         local = localize(self.v, self.p.rows, self.p.rows.chunks_of(rank), self.p.keys, self.plans[rank].columns)
         mine = [self.p.shard(q, rank), *(self.p.shard(x, rank, of="keys") for x in (k, val))]
         return self.ranks[rank].forward(local, *mine, q.shape[3] ** -0.5, executor)  # type: ignore[arg-type]
+
+    def backward(
+        self, rank: int, q: Tensor, k: Tensor, val: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, executor: str
+    ) -> Any:
+        local = localize(self.v, self.p.rows, self.p.rows.chunks_of(rank), self.p.keys, self.plans[rank].columns)
+        mine = [self.p.shard(q, rank), *(self.p.shard(x, rank, of="keys") for x in (k, val)), out, lse, self.p.shard(dout, rank)]
+        given = self.p.shard(dlse, rank, 2)
+        return self.ranks[rank].backward(local, *mine, q.shape[3] ** -0.5, executor, dlse=given)  # type: ignore[arg-type]
+
+    def rows(self, rank: int) -> dict[int, slice]:
+        """Where each own chunk lies in the rank's keys."""
+        out, at = {}, 0
+        for chunk in self.p.keys.chunks_of(rank):
+            out[chunk] = slice(at, at + self.p.keys.size_of(chunk))
+            at += self.p.keys.size_of(chunk)
+        return out
 
 
 @pytest.mark.parametrize("number", range(30))
@@ -93,6 +110,76 @@ def test_every_rank_gives_its_rows_of_the_dense_answer(number: int) -> None:
             torch.testing.assert_close(lse, made.p.shard(want["lse"], rank, 2), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("executor", ["gated", "copy-then-attend", "sm-copy"])
+def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: int, executor: str) -> None:
+    """What a rank pushed and what it summed, against what each rank would compute alone from the dense answer."""
+    case = Case(
+        (2, 3)[number % 2],
+        (40, 29)[number % 2],
+        number,
+        FORMS[number % len(FORMS)],
+        causal=number % 2 == 0,
+        order=("balanced", "contiguous", "zigzag")[number % 3],
+        chunk=(None, 1, 3, 8)[number % 4],
+        heads=(4, (1, 2, 4)[number % 3], 2),
+        batch=((1, 1), (2, 1))[number // 2 % 2],
+        dims=(8, (8, 4)[number % 2]),
+    )
+    made = World(case)
+    q, k, val, dout, dlse = tensors(case)
+    want = dense(case, made.v)
+    pushed: dict[tuple[int, int], Pair] = {}
+    results = []
+    for rank, running in enumerate(made.ranks):
+        for epoch in (1, 2):
+            made.post(rank, epoch, k, val)
+        out, lse = made.forward(rank, q, k, val, executor)
+        # Gradients of others are posted as zeros first; then those that the others really push.
+        for reader in made.links[rank].lends:
+            made.links[rank].post_gradients(reader, 2, lambda chunk, pair: [t.zero_() for t in pair])
+        results.append(made.backward(rank, q, k, val, out, lse, dout, dlse, executor))
+        pushed |= {(rank, s.chunk): tuple(t.clone() for t in made.links[rank].pushed(s.chunk)) for s in running.plan.pulls}
+    for rank, (dq, dk, dv) in enumerate(results):
+        torch.testing.assert_close(dq, made.p.shard(want["dq"], rank), rtol=0, atol=1e-9)
+        for i, (name, got) in enumerate((("dk", dk), ("dv", dv))):
+            for chunk, rows in made.rows(rank).items():
+                for reader, chunks in made.plans[rank].lends:
+                    if chunk in chunks:
+                        got[:, rows] += pushed[reader, chunk][i]
+            torch.testing.assert_close(got, made.p.shard(want[name], rank, of="keys"), rtol=0, atol=1e-9)
+
+
+def test_gradients_of_others_are_added_in_the_order_of_ranks() -> None:
+    case = Case(3, 48, 1, "none", causal=False, chunk=8, order="contiguous", heads=(1, 1, 1))
+    made = World(case)
+    q, k, val, dout, dlse = tensors(case)
+    made.post(1, 1, k, val)
+    link = made.links[1]
+    for reader in link.lends:
+        link.post_gradients(reader, 1, lambda chunk, pair, r=reader: [t.fill_((1e20, 0.0, -1e20)[r]) for t in pair])
+    out, lse = (made.p.shard(dense(case, made.v)[n], 1, d) for n, d in (("out", 1), ("lse", 2)))
+    _, dk, _ = made.backward(1, q, k, val, out, lse, dout, dlse, "gated")
+    assert (dk == 0).all(), "own + 1e20 swallows the own part, - 1e20 leaves nothing"
+
+
+def test_staging_is_not_written_before_it_was_added_up() -> None:
+    case = Case(2, 40, 0, "none", causal=False, chunk=4, order="contiguous")
+    made = World(case)
+    q, k, val, dout, dlse = tensors(case)
+    out, lse = (made.p.shard(dense(case, made.v)[n], 0, d) for n, d in (("out", 1), ("lse", 2)))
+    link = made.links[0]
+    for epoch in (1, 2, 3):
+        made.post(0, epoch, k, val)
+        link.post_gradients(1, epoch, lambda chunk, pair: None)
+        if epoch == 2:
+            with pytest.raises(MaskcError, match="M721"):
+                made.backward(0, q, k, val, out, lse, dout, dlse, "gated")
+            link.release(2)  # what `stop` does
+        else:
+            made.backward(0, q, k, val, out, lse, dout, dlse, "gated")
+
+
 def test_a_rank_that_does_not_post_is_an_error_and_the_next_call_works() -> None:
     case = Case(2, 40, 0, "none", causal=False, chunk=4, order="zigzag")
     made = World(case)
@@ -109,7 +196,7 @@ def test_what_the_kernel_or_the_host_wrote_is_raised_once() -> None:
     made = World(case)
     running = made.ranks[0]
     slot = running.plan.own
-    write_word(running.failed.data_ptr(), slot + 1)
+    write_word(running.words.failed.data_ptr(), slot + 1)
     with pytest.raises(MaskcError, match=rf"M721.*key chunk {running.plan.slots[slot].chunk} of rank 1"):
         running.finish()
     running.stop()
@@ -123,7 +210,7 @@ def test_stopping_ends_the_waits_of_streams() -> None:
     running = made.ranks[0]
     running.epoch = 7
     running.stop()
-    assert running.failed.item() == STOPPED - (1 << 32)
+    assert running.words.failed.item() == STOPPED - (1 << 32)
     HostQueues().wait("copy", made.links[0].address(Word("ready", 0, 1)), 7)
 
 
@@ -133,7 +220,7 @@ def test_a_source_half_is_not_overwritten_before_it_was_copied() -> None:
     _, k, val, _, _ = tensors(case)
     for epoch in (1, 2):
         made.post(0, epoch, k, val)
-    with pytest.raises(TimeoutError, match="epoch 1 of rank 1"):
+    with pytest.raises(TimeoutError, match="rank 0 did not say done of epoch 1"):
         made.links[0].post(1, 3, timeout=0.01)
 
 
@@ -164,11 +251,17 @@ def test_plans_that_relay_are_refused() -> None:
 class Shared:
     """Every rank's source halves and words in one process: the transport of rank `rank`."""
 
-    def __init__(self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout) -> None:
+    def __init__(
+        self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout, staging: dict[tuple[int, int], Pair]
+    ) -> None:
         self.rank, self.words, self.halves, self.keys = rank, words, halves, keys
+        self.epochs, self.staging = Epochs(), staging
+
+    def begin(self, readers: Any, owners: Any = ()) -> Turn:
+        return self.epochs.begin(readers, owners)
 
     def address(self, word: Word) -> int:
-        return self.words[("ready", "done").index(word.kind), word.holder, word.by].data_ptr()
+        return self.words[("ready", "done", "sent", "free").index(word.kind), word.holder, word.by].data_ptr()
 
     def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
@@ -177,6 +270,13 @@ class Shared:
 
     def own(self, half: int) -> Pair:
         return self.halves[self.rank][half]
+
+    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+        for there, mine in zip(self.staging[self.rank, chunk], grads, strict=True):
+            there.copy_(mine)
+
+    def staged(self, reader: int, chunk: int) -> Pair:
+        return self.staging[reader, chunk]
 
     def release(self, epoch: int) -> None:
         raise AssertionError("nobody is late")
@@ -200,22 +300,28 @@ def test_ranks_that_copy_from_each_other_call_after_call(causal: bool) -> None:
     v = vectors(case)
     p = case.plan(v)
     shape = KeyShape(1, 1, 8, 8, torch.float64)
-    words = torch.zeros(2, 3, 3, dtype=torch.int32)
+    words = torch.zeros(4, 3, 3, dtype=torch.int32)
     halves = [[shape.empty(p.keys.local_length(r), CPU) for _ in range(2)] for r in range(3)]
     plans = [overlap_plan(p, r) for r in range(3)]
-    calls = [tensors(replace(case, seed=100 + e))[:3] for e in range(10)]
-    want = [dense(replace(case, seed=100 + e), v)["out"] for e in range(10)]
+    calls = [tensors(replace(case, seed=100 + e)) for e in range(10)]
+    want = [dense(replace(case, seed=100 + e), v) for e in range(10)]
+    staging = {(r, c): shape.gradients(p.keys.size_of(c), CPU) for r in range(3) for c in range(p.keys.chunk_count)}
 
     def serve(rank: int) -> None:
         pause = random.Random(rank)
-        link = Shared(rank, words, halves, p.keys)
+        link = Shared(rank, words, halves, p.keys, staging)
         running = Overlapped(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers_of(plans, rank))
         local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, plans[rank].columns)
-        for (q, k, val), truth in zip(calls, want, strict=True):
+        for i, ((q, k, val, dout, dlse), truth) in enumerate(zip(calls, want, strict=True)):
             time.sleep(pause.random() * 0.004)
             mine = [p.shard(x, rank, of="keys") for x in (k, val)]
-            out, _ = running.forward(local, p.shard(q, rank), *mine, 8**-0.5)
-            torch.testing.assert_close(out, p.shard(truth, rank), rtol=0, atol=1e-10)
+            rows, given = p.shard(q, rank), (p.shard(dout, rank), p.shard(dlse, rank, 2))
+            out, lse = running.forward(local, rows, *mine, 8**-0.5)
+            torch.testing.assert_close(out, p.shard(truth["out"], rank), rtol=0, atol=1e-10)
+            time.sleep(pause.random() * 0.004)
+            grads = running.backward(local, rows, *mine, out, lse, given[0], 8**-0.5, dlse=given[1], gather=i % 3 != 1)
+            for name, got, of in zip(("dq", "dk", "dv"), grads, ("rows", "keys", "keys"), strict=True):
+                torch.testing.assert_close(got, p.shard(truth[name], rank, of=of), rtol=0, atol=1e-9)
 
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(serve, rank) for rank in range(3)]:
@@ -229,7 +335,7 @@ def test_a_gated_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The struct of a gated call: tables of the right size, epoch, own slots, and the order of work."""
     seen: list[tuple[object, Any, int]] = []
 
-    def launch(kernel: object, grid: object, threads: int, arguments: object, *, device: object, shared: int = 0) -> None:
+    def launch(kernel: object, grid: object, threads: int, arguments: object, *, shared: int = 0, **_: object) -> None:
         body = arguments.body  # type: ignore[attr-defined]
         seen.append((kernel, type(body).from_buffer_copy(body), shared))
 

@@ -13,8 +13,8 @@ from tests.gpu import special_overlap
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loopback(*args: Any) -> Loopback:
-        return Loopback(*args, pinned=False)
+    def loopback(*args: Any, **named: Any) -> Loopback:
+        return Loopback(*args, pinned=False, **named)
 
     monkeypatch.setattr(special_overlap, "DEVICE", "cpu")
     monkeypatch.setattr(special_overlap, "CudaQueues", lambda device: HostQueues())

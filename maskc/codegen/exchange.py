@@ -1,0 +1,13 @@
+"""The kernels around attention whose keys are on several ranks."""
+
+from __future__ import annotations
+
+from maskc.codegen.render import CudaSource, render
+
+THREADS, LOADS = 512, 8
+"""Threads of a CTA, and 16-byte loads that one has under way: eight CTAs have half a MiB, what a link needs to be full."""
+
+
+def exchange_source() -> CudaSource:
+    """exchange.cu.j2: one source for every head dim, dtype and number of heads."""
+    return render("exchange.cu.j2", threads=THREADS, loads=LOADS)

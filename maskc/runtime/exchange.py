@@ -1,0 +1,152 @@
+"""Launches of the kernels around attention whose keys are on several ranks (templates/exchange.cu.j2)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maskc.codegen.exchange import THREADS, exchange_source
+from maskc.codegen.nvrtc import compile_cubin
+from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_PLACES, _COUNTS = ("out", "own", "elements"), ("first", "count", "which", "unused")
+_PIECE = np.dtype([*((n, np.int64) for n in _PLACES), *((n, np.int32) for n in _COUNTS)])
+_PART = np.dtype([("into", np.uint64), ("source", np.uint64), ("bytes", np.int64)])
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """A run of elements of dK (which = 0) or dV (1).
+
+    out: first element in the result. own: first element in what this rank's kernel computed, None if it has none.
+    parts: addresses of what others computed, fp32, in the order of addition.
+    """
+
+    which: int
+    out: int
+    own: int | None
+    elements: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SumTable:
+    """Addends on the GPU."""
+
+    pieces: Tensor
+    parts: Tensor
+    count: int
+    longest: int
+
+    @classmethod
+    def of(cls, addends: Sequence[Addend], device: torch.device) -> SumTable:
+        rows = np.zeros(len(addends), _PIECE)
+        parts: list[int] = []
+        for row, a in zip(rows, addends, strict=True):
+            row["out"], row["own"], row["elements"] = a.out, -1 if a.own is None else a.own, a.elements
+            row["first"], row["count"], row["which"] = len(parts), len(a.parts), a.which
+            parts += a.parts
+        tables = (rows.view(np.uint8), np.array(parts or [0], np.uint64).view(np.uint8))
+        on_device = [_on(device, t) for t in tables]
+        return cls(on_device[0], on_device[1], len(addends), max((a.elements for a in addends), default=0))
+
+
+def sum_gradients(table: SumTable, own: Sequence[Tensor], out: Sequence[Tensor], failed: int) -> None:
+    """Write own + parts to `out` on torch's current stream; NaN if the word at `failed` is set.
+
+    own: (dK, dV), fp32 [splits, ...]. out: (dK, dV), dense, in fp32, bf16 or fp16.
+    """
+    if not table.longest:
+        return
+    strides = [t.stride(0) if t.shape[0] > 1 else 0 for t in own]
+    params = _SumParams(table.pieces.data_ptr(), table.parts.data_ptr())
+    for i in range(2):
+        params.own[i], params.split_stride[i], params.out[i] = own[i].data_ptr(), strides[i], out[i].data_ptr()
+    params.failed, params.splits, params.kind = failed, own[0].shape[0], _KINDS[out[0].dtype]
+    blocks = max(1, min(-(-table.longest // (4 * THREADS)), 1024 // max(1, table.count)))
+    launch(_kernel("sum_gradients"), (blocks, table.count, 1), THREADS, Arguments((), params), device=out[0].device)
+
+
+def spoil(values: Tensor, failed: int) -> None:
+    """NaN in all fp32 values where the word at `failed` is set, on torch's current stream."""
+    params = _SpoilParams(values.data_ptr(), values.numel(), failed)
+    launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=values.device)
+
+
+def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
+    """Copies (into, source) for `copy_chunks`: K and V of each chunk in turn, each one piece of memory."""
+    rows = np.zeros(len(pairs), _PART)
+    for row, (into, source) in zip(rows, pairs, strict=True):
+        if not (into.is_contiguous() and source.is_contiguous() and into.shape == source.shape and into.dtype == source.dtype):
+            raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
+        row["into"], row["source"], row["bytes"] = into.data_ptr(), source.data_ptr(), into.numel() * into.element_size()
+    return _on(device, rows.view(np.uint8))
+
+
+def _on(device: torch.device, table: NDArray[np.uint8]) -> Tensor:
+    """A table on the device in stream order; the host does not wait."""
+    host = torch.from_numpy(table.copy())
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def warm(device: torch.device) -> None:
+    """Launch every kernel once with nothing to do."""
+    word = torch.zeros(2, device=device)
+    table = SumTable.of([Addend(0, 0, None, 0, ())], device)
+    sum_gradients(replace(table, longest=1), (word[None], word[None]), (word, word), word.data_ptr())
+    spoil(word, word.data_ptr())
+    copy_chunks(word, 0, 0, 0, 0, 1)
+
+
+def copy_chunks(table: Tensor, chunks: int, flags: int, counts: int, epoch: int, ctas: int, repeats: int = 1) -> None:
+    """Copy the chunks of a table one after another by `ctas` CTAs on torch's current stream, the flag of each after it.
+
+    flags, counts: addresses of a word per chunk; counts are zero and left zero.
+    """
+    params = _CopyParams(table.data_ptr(), flags, counts, chunks, repeats, epoch & 0xFFFFFFFF)
+    launch(_kernel("copy_chunks"), (ctas, 1, 1), THREADS, Arguments((), params), device=table.device)
+
+
+@cache
+def _kernel(name: str) -> Kernel:
+    return load_kernel(compile_cubin(exchange_source()).image, name)
+
+
+_POINTER = ctypes.c_void_p
+
+
+class _SumParams(ctypes.Structure):
+    """`SumParams` of exchange.cu.j2."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("pieces", "parts")),
+        ("own", _POINTER * 2),
+        ("split_stride", ctypes.c_int64 * 2),
+        ("out", _POINTER * 2),
+        ("failed", _POINTER),
+        *((name, ctypes.c_int32) for name in ("splits", "kind")),
+    ]
+
+
+class _SpoilParams(ctypes.Structure):
+    """`SpoilParams` of exchange.cu.j2."""
+
+    _fields_ = [("values", _POINTER), ("count", ctypes.c_int64), ("failed", _POINTER)]
+
+
+class _CopyParams(ctypes.Structure):
+    """`CopyParams` of exchange.cu.j2."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("parts", "flags", "counts")),
+        *((name, ctypes.c_int32) for name in ("chunks", "repeats")),
+        ("epoch", ctypes.c_uint32),
+    ]

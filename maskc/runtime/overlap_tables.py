@@ -1,0 +1,132 @@
+"""What gated kernels read besides the mask: the order of their work, and which chunks their keys lie in.
+
+Made once per mask batch, with one copy of the mask's tile classes to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.spec import KernelSpec
+from maskc.codegen.spec_bwd import BackwardSpec
+from maskc.runtime import hopper, hopper_bwd
+from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
+from maskc.runtime.overlap_plan import OverlapPlan, backward_items, latest_slots, work_items
+from maskc.runtime.remember import remembered
+from maskc.tiles import TileClass, classify
+
+PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
+"""Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Of the forward: order of work items (uint32 bits), slot range of every KV block."""
+
+    items: Tensor
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTables:
+    """Of the backward: order of work items, slot range of every key tile, tiles of every slot."""
+
+    items: Tensor
+    blocks: Tensor
+    tiles: Tensor
+
+
+@remembered
+def gate_tables(
+    local: BoundaryVectors, plan: OverlapPlan, spec: KernelSpec, heads: int, batch: int, ratio: int, device: torch.device
+) -> Tables:
+    """Tables of a mask over the key buffer.
+
+    heads, batch: of q. ratio: query heads per key head; as many heads as share keys in cache are taken together.
+    """
+    seen, work = _tiles(local, spec.block_q, spec.block_kv)
+    ranges = plan.block_slots(spec.block_kv)
+    latest = latest_slots(seen, ranges, plan.own)
+    kv_bytes = 2 * plan.rows * spec.head_dim * 2
+    group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * ratio)
+    items = work_items(latest, work.sum(2) + ROW_WORK, heads, batch, local.batch > 1, group)
+    return Tables(_on(device, items), _on(device, _packed(ranges)))
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """How the backward kernel deals heads: the query heads of a key head are `splits` groups of `heads`."""
+
+    batch: int
+    hq: int
+    hk: int
+    splits: int
+    heads: int
+
+    def masks(self, local: BoundaryVectors) -> NDArray[np.int64]:
+        """[batch * hk * splits]: the mask of each (batch item, key head, split)."""
+        unit = np.arange(self.batch * self.hk * self.splits, dtype=np.int64)
+        first_head = unit % (self.hk * self.splits) * self.heads
+        item = unit // (self.hk * self.splits) if local.batch > 1 else 0
+        masks: NDArray[np.int64] = item * local.heads + first_head // (self.hq // local.heads)
+        return masks
+
+
+@remembered
+def backward_tables(
+    local: BoundaryVectors,
+    plan: OverlapPlan,
+    spec: BackwardSpec,
+    units: Units,
+    arrivals: tuple[float, ...],
+    processors: int,
+    device: torch.device,
+) -> BackwardTables:
+    """Tables of a mask over the key buffer. arrivals: seconds after which the keys of each slot are expected."""
+    _, work = _tiles(local, spec.block_q, spec.block_kv)
+    ranges = plan.block_slots(spec.block_kv)
+    masks = units.masks(local)
+    load = (work.sum(1) + ROW_WORK)[masks]  # [units, key tiles]
+    few = load.size < hopper_bwd.FEW * processors
+    group = hopper_bwd.heads_together(local.nq * spec.head_dim) if few else 1
+    flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
+    seconds = flops / UNMASKED_WORK / DEFAULT_MACHINE.flops
+    if spec.deterministic:  # a tile may wait for lower ones, so those come first
+        unit, tile = np.indices(load.shape)
+        items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
+    else:
+        items = backward_items(ranges[:, 1], load, plan.own, group, arrivals, seconds)
+    slots = np.arange(len(plan.slots))
+    tiles = ((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0).astype(np.uint32)
+    return BackwardTables(_on(device, items), _on(device, _packed(ranges)), _on(device, tiles))
+
+
+def _tiles(local: BoundaryVectors, block_q: int, block_kv: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """[masks, Q blocks, KV blocks]: which tiles are not SKIP, and their work."""
+    shape = -(-local.nq // block_q), -(-local.nk // block_kv)
+    classes = classify(local, block_q, block_kv).cpu().numpy().reshape(-1, *shape)
+    cost = np.zeros(256, dtype=np.int64)
+    cost[TileClass.PARTIAL.value], cost[TileClass.UNMASKED.value] = PARTIAL_WORK, UNMASKED_WORK
+    return classes != TileClass.SKIP.value, cost[classes]
+
+
+def _packed(ranges: NDArray[np.int64]) -> NDArray[np.uint32]:
+    packed: NDArray[np.uint32] = (ranges[:, 0] | ranges[:, 1] << 16).astype(np.uint32)
+    return packed
+
+
+def _on(device: torch.device, words: NDArray[np.uint32]) -> Tensor:
+    return torch.from_numpy(words.view(np.int32)).to(device)
+
+
+def expected_arrivals(plan: OverlapPlan, row_bytes: int, rate: float, latency: float) -> tuple[float, ...]:
+    """Seconds after which the keys of each slot are expected: own at once, others one after another over one link."""
+    bytes_before: Sequence[int] = np.cumsum([s.rows * row_bytes for s in plan.pulls]).tolist()
+    return (*(0.0 for _ in range(plan.own)), *(latency + b / rate for b in bytes_before))
