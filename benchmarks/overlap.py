@@ -52,7 +52,7 @@ from maskc.runtime.overlap_model import flows, forward_times
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.plan_arguments import Order
-from maskc.runtime.protocol import Word
+from maskc.runtime.protocol import Kind, Word
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, write_word
 
 MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
@@ -190,18 +190,21 @@ class Rank:
         self.grads = self.attention_backward()
 
     def forward(self, executor: str) -> tuple[Tensor, Tensor]:
-        self.link.release(self.rank.epoch + 1)  # the keys of others never change: they are ready for any epoch
+        self._let("ready", self.rank.epoch + 1)  # the keys of others never change
         return self.rank.forward(self.local, self.q, self.k, self.v, self.scale, executor)  # type: ignore[arg-type]
 
     def backward(self, executor: str) -> tuple[Tensor, Tensor, Tensor]:
-        self.link.release(self.rank.epoch)
-        for word in (Word("ready", self.order.rank, r) for r in self.order.sources):
-            write_word(self.link.address(word), self.rank.epoch + 1)
+        self._let("ready", self.rank.epoch + 1)
+        self._let("free", self.rank.epoch)  # nobody reads what was pushed
         self.rank.receiving = True
         given = (self.q, self.k, self.v, *self.result, self.dout, self.scale)
         got = self.rank.backward(self.local, *given, executor)  # type: ignore[arg-type]
         self.rank.receiving = False
         return got
+
+    def _let(self, kind: Kind, epoch: int) -> None:
+        for source in self.order.sources:
+            write_word(self.link.address(Word(kind, self.order.rank, source)), epoch)
 
     def attention(self, gated: bool = True, there: bool = True) -> tuple[Tensor, Tensor]:
         return self.rank.attend(self.local, self.q, self.scale, gated=gated, there=there)
@@ -224,7 +227,7 @@ class Rank:
             for slot in range(self.order.own, len(self.order.slots)):
                 self.rank.push(slot, self.grads)
         for stream in ("copy", "send"):
-            self.queues.follow("compute", stream)  # type: ignore[arg-type]
+            self.queues.follow("compute", stream)
         self.rank.add_up(self.grads, (torch.empty_like(self.k), torch.empty_like(self.v)))
 
     def fill(self) -> None:
@@ -404,7 +407,7 @@ def _times(runs: Runs, queues: CudaQueues, seconds: float) -> tuple[dict[str, An
             torch.cuda._sleep(int(issue[name] * 1.3 * CLOCK))  # type: ignore[no-untyped-call]
             start.record()
             for stream in ("copy", "send"):
-                queues.follow(stream, "compute")  # type: ignore[arg-type]
+                queues.follow(stream, "compute")
             runs[name]()
             for stream in ("copy", "send"):
                 queues.follow("compute", stream)  # type: ignore[arg-type]
