@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from math import exp, log
 from typing import Any
@@ -322,13 +322,22 @@ def training(data: Data) -> str:
 
 def ablation(data: Data) -> str:
     """Step times of the simulated rank with one standard deviation, per set of documents."""
-    rows = rows_of(data, ("row", "sparsity"), "ablation")
+    return _steps(rows_of(data, ("row", "sparsity"), "ablation"), lambda r: f"{r['sparsity']:.0%} hidden")
+
+
+def training_gpus(data: Data) -> str:
+    """Step times over several GPUs with one standard deviation."""
+    rows = rows_of(data, ("row", "model", "gpus", "seqlen"), "gpus")
+    return _steps(rows, lambda r: f"{r['model']}, {length(r['seqlen'])} over {r['gpus']} GPUs")
+
+
+def _steps(rows: Sequence[Row], group: Callable[[Row], str]) -> str:
     groups: dict[str, dict[str, Interval]] = defaultdict(dict)
     for r in rows:
         if "step_ms" in r:
-            groups[f"{r['sparsity']:.0%} hidden"][r["row"]] = _deviation(r)
+            groups[group(r)][r["row"]] = _deviation(r)
     columns = {"step_ms": "step ms", "step_std_ms": "±", "tokens_per_s": "tokens/s", "problem": "not run, because"}
-    body = [[f"{r['sparsity']:.0%}: {r['row']}", *(r.get(c) for c in columns)] for r in rows]
+    body = [[f"{group(r)}: {r['row']}", *(r.get(c) for c in columns)] for r in rows]
     return (bars(groups, "ms a step") if groups else "") + table(["", *columns.values()], body)
 
 

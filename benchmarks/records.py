@@ -15,6 +15,7 @@ COMMANDS = {
     "balance_masks": "python -m benchmarks.balance",
     "gpu_tests": "python -m tests.gpu",
     "ablation": "python -m benchmarks.train --ablate",
+    "gpus": "python -m benchmarks.train --gpus 2",
     "nodes": "python -m benchmarks.overlap_gpus",
 }
 """What makes a file or a part of one, where it is not `python -m benchmarks.NAME`."""

@@ -226,6 +226,15 @@ FIGURES: tuple[Figure, ...] = (
         figures.training,
     ),
     Figure(
+        "training-gpus",
+        "training, GPUs",
+        "Training steps over several GPUs",
+        "One sequence split over the GPUs of a host; whiskers are one standard deviation.",
+        "train.json",
+        "python -m benchmarks.train --gpus 2",
+        figures.training_gpus,
+    ),
+    Figure(
         "ablation",
         "ablation",
         "The paper’s ablation, simulated",

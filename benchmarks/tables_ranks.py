@@ -278,6 +278,22 @@ def training() -> str:
     return table(head, body)
 
 
+def training_gpus() -> str:
+    """Whole steps of one model over several GPUs."""
+    body: list[Sequence[object]] = []
+    first: dict[tuple[object, ...], float] = {}
+    for r in rows_of("train", "row", key="gpus"):
+        cell = r["model"], r["seqlen"], r["gpus"]
+        what = [f"{r['model']}, {length(r['seqlen'])} over {r['gpus']} GPUs", r["row"]]
+        if "problem" in r:
+            body.append([*what, r["problem"], "", ""])
+            continue
+        base = first.setdefault(cell, r["tokens_per_s"])
+        step = f"{r['step_ms']:.1f} ± {r['step_std_ms']:.1f}"
+        body.append([*what, step, f"{r['tokens_per_s']:,.0f}", f"{r['tokens_per_s'] / base - 1:+.1%}"])
+    return table(["model", "", "step, ms", "tokens/s", "over the first"], body)
+
+
 def ablation() -> str:
     """Tokens/s of the whole group and step times, by sparsity of the documents."""
     found: dict[str, dict[float, str]] = defaultdict(dict)
@@ -303,5 +319,6 @@ def ablated(row: str) -> str:
 
 PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, scaled, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow, pruned, pruned_share,
-    overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training, ablation, ablated,
+    overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
+    training_gpus, ablation, ablated,
 )  # fmt: skip

@@ -103,7 +103,7 @@ def results() -> dict[str, dict[str, Any]]:
             "rows": [{"peer": "x", "mask": "full", "seqlen": 8192, "fwd_tflops": 475, "bwd_tflops": 405}],
         },
         "trace.json": {"shares": {"causal": {"KV Loader": {"waits": 0.125}}, "full": {"MMA Consumer": {"works": 0.9}}}},
-        "train.json": {"device": "a GPU", "rows": training(), "ablation": ablation()},
+        "train.json": {"device": "a GPU", "rows": training(), "ablation": ablation(), "gpus": over_gpus()},
         "new_mask.json": {"device": "a GPU", "rows": new_masks()},
         "overlap_gpus.json": {"device": "2 GPUs", "rows": between_gpus(), "nodes": nodes()},
         "gpu_tests.json": {
@@ -126,6 +126,12 @@ def ablation() -> list[dict[str, Any]]:
         for s in (0.7, 0.86)
         for row, ms in (("dual chunk, plain gather", 60.0), ("full", 40.0))
     ]
+
+
+def over_gpus() -> list[dict[str, Any]]:
+    cell = {"model": "dense", "seqlen": 32768, "gpus": 2, "step_std_ms": 0.5}
+    rows = [("+ HCC-IPO", 80.0), ("full", 64.0)]
+    return [{**cell, "row": row, "step_ms": ms, "tokens_per_s": 32768e3 / ms} for row, ms in rows]
 
 
 def new_masks() -> list[dict[str, Any]]:
@@ -184,7 +190,7 @@ def test_a_file_without_rows_is_no_data(folder: Path, name: str) -> None:
 
 def test_one_table_of_training_alone(folder: Path) -> None:
     (folder / "train.json").write_text(json.dumps({"rows": training()}))
-    assert page(folder).count("No data: ") == 1
+    assert page(folder).count("No data: ") == 2
 
 
 def test_gains_are_times_over_times(folder: Path) -> None:
@@ -209,6 +215,7 @@ def test_numbers_of_other_figures(folder: Path) -> None:
     assert "too slow" in told
     assert "dense, 8K, flex: 60.0 ms a step" in told
     assert "86% hidden, full: 40.0 ms a step" in told
+    assert "dense, 32K over 2 GPUs, full: 64.0 ms a step" in told
     assert "0.125 – 0.125" in told
     assert "causal, HCC-IPO: 1.01 peak / average" in told
     assert f"8 heads in all, static: {number(388 / 428)} of the best scheduler" in told
