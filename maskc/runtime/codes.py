@@ -77,6 +77,10 @@ made another call, or waiting was stopped. Results since the last `finish` are u
     "M722": """Overlapped attention cannot run this plan.
 It copies every chunk straight from its owner, so a plan across nodes is made with `hierarchical=False`; it tells 4096 key
 chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds.""",
+    "M723": """Ranks cannot reach each other's memory.
+The strategies "gated", "copy-then-attend" and "sm-copy" take keys out of the memory of other ranks: GPUs of one host that
+torch's symmetric memory connects, or processes of one host for tensors on the CPU. The message says what is missing.
+`strategy="auto"` takes another way then, and says so once in the log ("maskc", level INFO).""",
     "M717": """An argument of maskc.plan is not what it must be.
 Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0, and switches are True or False.""",
 }

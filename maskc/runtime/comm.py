@@ -26,9 +26,13 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes this process sent while the ledger was open, per destination rank, and per kind ("kv" or "grad")."""
+    """Bytes this process sent while the ledger was open, per destination rank, and per kind ("kv" or "grad").
+
+    pulled: bytes that it took out of the memory of other ranks, per kind and source; nobody sends these.
+    """
 
     sent: dict[tuple[str, int], int] = field(default_factory=dict)
+    pulled: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def total(self, kind: str | None = None) -> int:
         return sum(n for (k, _), n in self.sent.items() if kind in (None, k))
@@ -49,6 +53,18 @@ def count_traffic() -> Iterator[Ledger]:
         yield ledger
     finally:
         _open_ledgers.remove(ledger)
+
+
+def count_sent(kind: str, rank: int, count: int) -> None:
+    """So many bytes leave for a rank."""
+    for ledger in _open_ledgers:
+        ledger.sent[kind, rank] = ledger.sent.get((kind, rank), 0) + count
+
+
+def count_pulled(kind: str, rank: int, count: int) -> None:
+    """So many bytes are taken from a rank."""
+    for ledger in _open_ledgers:
+        ledger.pulled[kind, rank] = ledger.pulled.get((kind, rank), 0) + count
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,11 @@ class Peer:
 def _device_types(group: Any) -> tuple[str, ...]:
     """Device types of a group's backends, from a description such as "cpu:gloo,cuda:nccl"."""
     return tuple(part.split(":")[0] for part in dist.get_backend_config(group).split(","))
+
+
+def process_group(peer: Peer) -> Any:
+    """The group object, the default one where none was named."""
+    return peer.group if peer.group is not None else dist.group.WORLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +156,9 @@ class Exchange:
         flat = torch.cat(parts) if parts else torch.empty(0, dtype=template.dtype, device=template.device)
         self.buffer = torch.empty(sum(receive) // size, dtype=template.dtype, device=template.device)
         self.sending = flat  # kept alive until the exchange is over
-        for ledger in _open_ledgers:
-            for rank, count in enumerate(send):
-                if count:
-                    ledger.sent[kind, rank] = ledger.sent.get((kind, rank), 0) + count
+        for rank, count in enumerate(send):
+            if count:
+                count_sent(kind, rank, count)
         with named_failure(what, peer):
             self.work = dist.all_to_all_single(
                 self.buffer.view(torch.uint8), flat.view(torch.uint8), receive, send, group=peer.group, async_op=True

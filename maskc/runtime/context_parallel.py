@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,14 +24,21 @@ from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.remember import remembered
-from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of
+from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of, vectors_on
 from maskc.runtime.schedule import STRATEGIES
+
+if TYPE_CHECKING:
+    from maskc.runtime.overlap import Executor
 
 LOG = logging.getLogger("maskc")
 GATHER_LIMIT = 2 << 30
 """Bytes of gathered K and V per rank above which "auto" takes the ring, which holds one neighbour's chunks at a time."""
 STAGE_SHARE = 0.2
 """Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
+DIRECT_SHARE = 0.01
+"""The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done."""
+DIRECT: tuple[Executor, ...] = ("gated", "copy-then-attend", "sm-copy")
+"""Strategies that need memory which all ranks can reach (`maskc.runtime.gated`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ def run(
     Args:
         q, k, v: this rank's rows [B, rows, H, D] in the plan's order. Without a plan they are the contiguous equal split,
             the last rank short.
-        strategy: "all-gather", "staged", "ring", or "auto" (see `choose`).
+        strategy: "all-gather", "staged", "ring", "gated", "copy-then-attend", "sm-copy", or "auto" (see `choose`).
 
     Returns:
         out [B, rows, Hq, Dv] in q's dtype, and with `return_lse` lse [B, Hq, rows]; both differentiable. Gradients are
@@ -84,14 +91,17 @@ def run(
     return (out, lse) if return_lse else out
 
 
-def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor) -> Choice:
-    """What "auto" takes: equal on all ranks, because it looks at the plan, global sizes and the device type only."""
+def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor, direct: bool = True) -> Choice:
+    """What "auto" takes: equal on all ranks, because it looks at the plan, global sizes and the device type only.
+
+    direct: whether the ranks may be able to reach each other's memory.
+    """
     row_bytes = k.shape[0] * k.shape[2] * (k.shape[3] + v.shape[3]) * k.element_size()
-    return _choose(plan, part, row_bytes, q.shape[0] * q.shape[2] * q.shape[3], q.device.type)
+    return _choose(plan, part, row_bytes, q.shape[0] * q.shape[2] * q.shape[3], q.device.type, direct)
 
 
 @lru_cache(maxsize=256)
-def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, device: str) -> Choice:
+def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, device: str, direct: bool) -> Choice:
     """`row_bytes`: K and V of one row. `row_elements`: batch times query heads times head dimension."""
     incoming = max(sum(plan.keys.size_of(c) for c in plan.needed(r, part)) for r in range(plan.world)) * row_bytes
     if incoming > GATHER_LIMIT:
@@ -103,6 +113,8 @@ def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, d
     m = DEFAULT_MACHINE
     compute = m.compute_seconds(max(plan.part_workloads(part)), plan.costs, plan.tile, 1, row_elements)
     share = incoming / (m.inter if plan.nodes > 1 else m.intra) / max(compute, 1e-9)
+    if direct and plan.nodes == 1 and share > DIRECT_SHARE:
+        return Choice("gated", f"the exchange would take {share:.0%} of the compute time; copy engines hide it")
     if share > STAGE_SHARE:
         return Choice("staged", f"the exchange would take {share:.0%} of the compute time; stages hide it")
     return Choice("all-gather", f"the exchange takes {share:.0%} of the compute time; one local call is faster than stages")
@@ -131,7 +143,7 @@ def agreed_call(
     call, failure = None, None
     try:
         call = _call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
-        seen = _agreed.setdefault(_process_group(peer), {})
+        seen = _agreed.setdefault(comm.process_group(peer), {})
         key = (
             plan.digest,
             call.part,
@@ -146,7 +158,7 @@ def agreed_call(
             recording,
         )
         if key in seen:
-            return call
+            return _reaching(call, strategy, q, k, v)
         fields = _fields(call, q, k, v, recording)
         _check_local_calls(call, q, k, v)
     except MaskcError as e:
@@ -160,7 +172,38 @@ def agreed_call(
     seen[key] = None
     if len(seen) > AGREED_LIMIT:
         seen.pop(next(iter(seen)))
+    return _reaching(call, strategy, q, k, v)
+
+
+def _reaching(call: Call, asked: str, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """The call with the way to the memory of other ranks that its strategy needs; "auto" goes without where there is none.
+
+    The ranks have agreed on the call, so all of them find this out together.
+    """
+    name = call.schedule.strategy
+    if (taken := next((e for e in DIRECT if e == name), None)) is not None:
+        from maskc.runtime import gated
+
+        way = gated.direct(call.peer, call.plan, call.part, taken, k, v)
+        if isinstance(way, str):
+            if asked != "auto":
+                raise error("M723", way, None, 'strategy="auto" goes without')
+            choice = choose(call.plan, call.part, q, k, v, direct=False)
+            _say_once(call.peer, f"{choice.strategy}, for {way}")
+            return replace(call, schedule=call.plan.schedule(choice.strategy, call.part))
+        call = replace(call, direct=way)
+    _say_once(call.peer, name)
     return call
+
+
+def _say_once(peer: Peer, text: str) -> None:
+    said = _said.setdefault(comm.process_group(peer), set())
+    if text not in said:
+        said.add(text)
+        LOG.info("ranks exchange keys by: %s", text)
+
+
+_said: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def _call(
@@ -180,6 +223,8 @@ def _call(
         raise error("M504", f"q is on `{q.device}`, from where this group cannot send", None, "move q, k and v, or the group")
     check_plan(plan, peer.world, peer.rank, q, k)
     check_strategy(strategy)
+    if strategy in DIRECT and plan.hierarchical and plan.nodes > 1:
+        raise error("M722", "chunks would be passed on between nodes", None, "make the plan with hierarchical=False")
     part = plan.part(spec)
     if strategy == "auto":
         choice = choose(plan, part, q, k, v)
@@ -216,7 +261,7 @@ def check_plan(plan: AttentionPlan, world: int, rank: int, q: Tensor, k: Tensor)
 def _on_device(spec: Spec, plan: AttentionPlan, q: Tensor) -> BoundaryVectors:
     """The vectors of the whole sequence where q lives."""
     sizes = plan.rows.length, plan.keys.length
-    v = spec if isinstance(spec, BoundaryVectors) else spec.vectors(*sizes, q.device)
+    v = spec if isinstance(spec, BoundaryVectors) else vectors_on(spec, *sizes, q.device)
     if v.device != q.device and any(t is not None for t in v.tensors):
         raise error("M504", f"the vectors are on `{v.device}`, q is on `{q.device}`")
     if v.batch not in (1, q.shape[0]):
@@ -279,10 +324,6 @@ FIELDS = (
 )
 AGREED_LIMIT = 4096
 _agreed: WeakKeyDictionary[Any, dict[tuple[object, ...], None]] = WeakKeyDictionary()
-
-
-def _process_group(peer: Peer) -> Any:
-    return peer.group if peer.group is not None else torch.distributed.group.WORLD
 
 
 def contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPlan:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,10 +21,16 @@ from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.remember import remembered
 from maskc.runtime.schedule import Route, Schedule, Step, routes
 
+if TYPE_CHECKING:
+    from maskc.runtime.gated import Direct
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """Everything but the tensors of one attention call on one rank. `vectors` are those of the whole sequence."""
+    """Everything but the tensors of one attention call on one rank. `vectors` are those of the whole sequence.
+
+    direct: the way to the memory of the other ranks, where nothing is sent.
+    """
 
     plan: AttentionPlan
     part: int
@@ -34,6 +41,7 @@ class Call:
     scale: float
     deterministic: bool
     backend: str
+    direct: Direct | None = None
 
     @property
     def row_chunks(self) -> tuple[int, ...]:
@@ -118,6 +126,10 @@ def _accumulator(x: Tensor) -> torch.dtype:
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """(out in q's dtype, lse): partial results are unrounded and merged as the steps end."""
+    if call.direct is not None:
+        from maskc.runtime import gated
+
+        return gated.forward(call, q, k, v)
     acc = _accumulator(q)
     total: Partial | None = None
     single = sum(bool(call.columns(s)) for s in call.schedule.steps) == 1
@@ -151,6 +163,10 @@ def backward(
     call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), each rounded once: contributions are fp32 and added in a fixed order, own first, then by step and rank."""
+    if call.direct is not None:
+        from maskc.runtime import gated
+
+        return gated.backward(call, q, k, v, out, lse, dout, dlse)
     acc = _accumulator(q)
     keys_in = _Keys(call, k, v)
     sums = _Gradients(call, replace(keys_in.template, dtype=acc))

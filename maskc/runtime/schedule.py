@@ -6,6 +6,8 @@ of keys and values go back along the same moves, last step first, and are added 
     all-gather  one step: every needed chunk comes straight from its owner
     staged      own chunks first, then groups of peers; partial results are merged
     ring        chunks wander from neighbour to neighbour as far as some rank still needs them
+
+"gated", "copy-then-attend" and "sm-copy" have the moves of all-gather, but each rank takes chunks out of the memory of others.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from itertools import pairwise
 from maskc.diagnostics import error
 from maskc.runtime.layout import Layout
 
-STRATEGIES = ("all-gather", "staged", "ring")
+STRATEGIES = ("all-gather", "staged", "ring", "gated", "copy-then-attend", "sm-copy")
 STAGES = 4
 """Groups of peers of the staged exchange."""
 
@@ -151,7 +153,7 @@ def _groups(strategy: str, keys: Layout, node_size: int, hierarchical: bool) -> 
     """Which owners' chunks a rank takes in each step; None for the ring."""
     world = keys.world
     match strategy:
-        case "all-gather":
+        case "all-gather" | "gated" | "copy-then-attend" | "sm-copy":
             return [_Distance(world, 0, world)]
         case "staged" if hierarchical:
             return [_Distance(world, 0, 1), _Node(world, node_size, True), _Node(world, node_size, False)]

@@ -110,7 +110,11 @@ def attend(rank: int, group: Any, case: Case, spec: Spec) -> dict[str, Any]:
         dlse = p.shard(dlse, rank, 2).to(lse.dtype).masked_fill(lse.detach() == -torch.inf, 0.0)
         torch.autograd.backward((out, lse), (p.shard(dout, rank), dlse))
     result = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": val.grad}
-    return {n: t.detach() for n, t in result.items() if t is not None} | {"sent": ledger.sent, "digest": p.digest}
+    return {n: t.detach() for n, t in result.items() if t is not None} | {
+        "sent": ledger.sent,
+        "pulled": ledger.pulled,
+        "digest": p.digest,
+    }
 
 
 def joined(case: Case, p: AttentionPlan, results: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -133,15 +137,20 @@ def verify(case: Case, spec: Spec, results: list[dict[str, Any]], tolerance: flo
         assert torch.equal(torch.isfinite(got[name]), finite), f"{name}: finite elsewhere in {case}"
         error = (got[name] - expected)[finite].abs().max() if finite.any() else torch.zeros(())
         assert error <= tolerance, f"{name} is off by {error} in {case}"
+    travelled = [dict(r["sent"]) for r in results]
+    for dst, result in enumerate(results):
+        for (kind, src), count in result["pulled"].items():
+            assert (kind, dst) not in travelled[src], "chunks are either sent or pulled"
+            travelled[src][kind, dst] = count
     rows = p.schedule(case.strategy, p.part(spec)).rows_sent(p.keys)
     row_bytes = case.batch[0] * case.heads[1] * sum(case.dims) * 8
     if case.dims[0] == case.dims[1]:
         sized = replace(p, heads_kv=case.heads[1], head_dim=case.dims[0])
         told = [sized.traffic(case.strategy, 0, d, case.batch[0], 8) for d in ("forward", "backward")]  # type: ignore[arg-type]
-        sent = [[sum(n for (_, to), n in r["sent"].items() if to == dst) for dst in range(case.world)] for r in results]
+        sent = [[sum(n for (_, to), n in t.items() if to == dst) for dst in range(case.world)] for t in travelled]
         assert sent == [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*told, strict=True)], f"bytes in {case}"
-    for src, result in enumerate(results):
+    for src, mine in enumerate(travelled):
         for dst in range(case.world):
-            forward, backward = result["sent"].get(("kv", dst), 0), result["sent"].get(("grad", dst), 0)
+            forward, backward = mine.get(("kv", dst), 0), mine.get(("grad", dst), 0)
             assert forward == 2 * rows[src][dst] * row_bytes, f"{src} -> {dst}: K, V bytes of forward and backward in {case}"
             assert backward == rows[dst][src] * row_bytes, f"{src} -> {dst}: gradient bytes in {case}"

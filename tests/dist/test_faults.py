@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,3 +271,61 @@ def alternating(rank: int, group: Any) -> None:
 
 def test_alternating_masks() -> None:
     assert [r and r[0] for r in outcomes(alternating)] == [None, None]
+
+
+# ---------------------------------------------------------------- keys out of each other's memory
+
+
+def dies_before_it_is_read(rank: int, group: Any) -> None:
+    """Rank 1 takes part in the first call, and is gone in the second."""
+    call(rank, group, [17, 23], strategy="gated").sum().backward()
+    if rank == 1:
+        os._exit(1)
+    call(rank, group, [17, 23], strategy="gated").sum().backward()
+
+
+def dies_in_between(rank: int, group: Any) -> None:
+    out = call(rank, group, [17, 23], strategy="gated")
+    if rank == 1:
+        os._exit(1)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("fault", [dies_before_it_is_read, dies_in_between])
+def test_a_lost_rank_whose_memory_is_read(fault: Fault) -> None:
+    for result in outcomes(fault, (0, 2), world=3):
+        assert result is not None
+        assert result[0] == "M721", result[1]
+        assert result[2] < 3 * GROUP_TIMEOUT
+
+
+def too_late(rank: int, group: Any) -> None:
+    """Rank 0 gives up on rank 1, which learns of it; then both go on with each other."""
+    out = call(rank, group, [17, 23], strategy="gated")
+    if rank == 1:
+        time.sleep(1.5 * GROUP_TIMEOUT)
+    with pytest.raises(MaskcError, match="M721"):
+        out.sum().backward()
+    for seed in range(2):
+        call(rank, group, [17, 23], seed=seed, strategy="gated").sum().backward()
+
+
+def test_ranks_that_gave_up_on_each_other_run_again() -> None:
+    assert [r and r[:2] for r in outcomes(too_late)] == [(None, "")] * 2
+
+
+def no_memory_between(rank: int, group: Any) -> None:
+    """One rank does not see the memory of the other: "auto" would go without, a strategy by name is refused."""
+    from maskc.runtime import link
+
+    if rank == 1:
+        link._shared_path = lambda token: Path("/nowhere") / "maskc"
+    call(rank, group, [17, 23], strategy="gated")
+
+
+def test_a_host_of_its_own_is_noticed_by_all() -> None:
+    zero, one = outcomes(no_memory_between)
+    assert zero is not None
+    assert one is not None
+    assert (zero[0], one[0]) == ("M723", "M723"), (zero[1], one[1])
+    assert "does not share a host with rank 0" in one[1]

@@ -99,7 +99,7 @@ def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float) -> lis
         answers = [worker.answer(until) for worker in workers]
         problems = [f"rank {r}: {a['problem']}" if a else f"rank {r} gave no answer" for r, a in enumerate(answers)]
         wrong = [p for p, a in zip(problems, answers, strict=True) if a is None or a["problem"]]
-        if None in answers:
+        if any(a is None or a.get("lost") for a in answers):
             wrong += [worker.end() for worker in workers]
             workers = []
         results.append({"name": case.name, "problem": "; ".join(wrong), "seconds": round(time.monotonic() - now, 3)})
@@ -140,6 +140,16 @@ def _ended(worker: Worker, deadline: float) -> bool:
     return True
 
 
+def run_soak(deadline: float, calls: int) -> Record:
+    path, started = rendezvous(), time.monotonic()
+    workers = [Worker("soak", rank, path, CASE_SECONDS, calls) for rank in range(cases.WORLD)]
+    answers = [worker.answer(deadline) for worker in workers]
+    last = [worker.end() for worker in workers]
+    problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
+    wrong = "; ".join(f"rank {r}: {p}" for r, p in enumerate(problems) if p)
+    return {"name": f"soak/{calls} calls", "problem": wrong, "seconds": round(time.monotonic() - started, 3)}
+
+
 def run_devices(deadline: float) -> list[Record]:
     worker = Worker("devices")
     results = []
@@ -157,6 +167,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path("gpu2.json"))
     parser.add_argument("--match", default="", help="run what has this in its name")
+    parser.add_argument("--soak", type=int, default=1000, help="calls in a row with random masks and delays")
     parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
     args = parser.parse_args()
     if torch.cuda.device_count() < cases.WORLD and not args.host:
@@ -165,12 +176,14 @@ def main() -> int:
     started = time.monotonic()
     deadline = started + args.limit
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(2 if args.host else 16) as pool:
         broken = [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
         both = pool.submit(run_devices, deadline) if args.match in "devices" else None
         if not args.host:
-            cases.compile_for([c for _, c in numbered[: len(cases.NAMES)]])
+            cases.compile_for([c for _, c in numbered[: 2 * len(cases.NAMES)]])
         results = run_pair(numbered, deadline)
+        if args.match in "soak":
+            results.append(run_soak(deadline, args.soak))
         results += [f.result() for f in broken]
         results += both.result() if both is not None else []
     failed = [r for r in results if r["problem"]]

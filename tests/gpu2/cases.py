@@ -6,18 +6,24 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 import maskc
 from maskc.binding.bound import BoundMask
+from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.kernels import KERNELS, Request
 from maskc.codegen.nvrtc import compile_cubin
-from maskc.codegen.spec import MaskForm
+from maskc.codegen.render import CudaSource
+from maskc.codegen.spec import MaskForm, OutDtype
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import comm, hopper
+from maskc.runtime.context_parallel import DIRECT
 from maskc.runtime.localize import localize
+from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import AttentionPlan
 from tests.gpu import check
 from tests.gpu.cases import Case
@@ -35,6 +41,15 @@ WAYS: tuple[tuple[str, str, bool], ...] = (
     ("all-gather", "contiguous", True),
 )
 """(strategy, order, prune)"""
+DIRECT_WAYS: tuple[tuple[str, str, bool], ...] = (
+    ("gated", "balanced", True),
+    ("gated", "zigzag", True),
+    ("copy-then-attend", "balanced", True),
+    ("gated", "contiguous", True),
+    ("sm-copy", "balanced", True),
+    ("gated", "balanced", False),
+)
+"""The same, keys taken out of the other rank's memory."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +95,19 @@ class PairCase:
 
 
 def all_cases() -> list[PairCase]:
-    """Every mask of the suite in every way; all masks come round once before a mask comes again."""
+    """Every mask of the suite in every way; all masks come once before one comes again, over and without NCCL in turn."""
     cases = []
-    for turn in range(len(WAYS)):
+    for turn in range(2 * len(WAYS)):
+        ways = DIRECT_WAYS if turn % 2 else WAYS
         for i, mask in enumerate(NAMES):
-            strategy, order, prune = WAYS[(i + turn) % len(WAYS)]
+            strategy, order, prune = ways[(i + turn // 2) % len(ways)]
             n = SIZES[(i + 2 * turn) % len(SIZES)]
             n += n % 2 if mask.startswith("20_") else 0  # noisy and clean halves
             heads, heads_kv = HEADS[(i + turn) % len(HEADS)]
             dim, batch = (64 if (i + turn) % 5 == 4 else 128), 1 + (i + turn) % 4 // 3
             chunk = (128, 256, 96)[(i + turn) % 3]
             cases.append(
-                PairCase(mask, n, heads, heads_kv, dim, batch, strategy, order, prune, chunk, turn % 2 == 1, turn * 100 + i)
+                PairCase(mask, n, heads, heads_kv, dim, batch, strategy, order, prune, chunk, turn % 4 > 1, turn * 100 + i)
             )
     return cases
 
@@ -109,16 +125,29 @@ def run_case(case: PairCase, rank: int, group: Any) -> str:
             spec, q, k, v, group, plan=p, strategy=case.strategy, return_lse=True, deterministic=case.deterministic
         )
         dq, dk, dv = torch.autograd.grad(out, (q, k, v), p.shard(call["dout"], rank))
-    told = [p.traffic(case.strategy, 0, d, case.batch, 2)[rank] for d in ("forward", "backward")]  # type: ignore[arg-type]
-    wanted_bytes = [sum(both) for both in zip(*told, strict=True)]
-    sent = [ledger.to(r) for r in range(WORLD)]
-    if sent != wanted_bytes:
-        return f"rank {rank} sent {sent} bytes, the plan says {wanted_bytes}"
+    problem = wrong_bytes(case, p, rank, ledger)
+    if case.strategy == "gated":
+        again = maskc.run(spec, *(x.detach() for x in (q, k, v)), group, plan=p, strategy="copy-then-attend")
+        if not torch.equal(again, out):  # type: ignore[arg-type]
+            problem = problem or f"gated and gathered are not the same bits on rank {rank}"
     got = {name: p.unshard(x, group) for name, x in (("out", out.detach()), ("dq", dq))}
     got["lse"] = p.unshard(lse.detach(), group, dim=2)
     got |= {name: p.unshard(x, group, of="keys") for name, x in (("dk", dk), ("dv", dv))}
     exact = check.reference(spec.vectors(case.n, case.n, torch.device(check.DEVICE)), call, "bf16")
-    return check.compare(got, exact, check.fp32_rounding(call), like)
+    return problem or check.compare(got, exact, check.fp32_rounding(call), like)
+
+
+def wrong_bytes(case: PairCase, p: AttentionPlan, rank: int, ledger: comm.Ledger) -> str:
+    """ "" where forward and backward moved what the plan says: sent by this rank, or taken by it."""
+    tables = [p.traffic(case.strategy, 0, d, case.batch, 2) for d in ("forward", "backward")]  # type: ignore[arg-type]
+    total = [[sum(t[a][b] for t in tables) for b in range(WORLD)] for a in range(WORLD)]
+    other = 1 - rank
+    if case.strategy in DIRECT:  # keys come by taking, gradients go by sending
+        found = sum(n for (_, src), n in ledger.pulled.items() if src == other)
+        wanted = 2 * p.traffic(case.strategy, 0, "forward", case.batch, 2)[other][rank]
+    else:
+        found, wanted = ledger.to(other), total[rank][other]
+    return "" if found == wanted else f"rank {rank} moved {found} bytes, the plan says {wanted}"
 
 
 def _single(case: PairCase, mask_heads: int) -> Case:
@@ -145,31 +174,39 @@ def _single(case: PairCase, mask_heads: int) -> Case:
 
 
 def compile_for(cases: list[PairCase]) -> int:
-    """Compile what the ranks will need side by side; the number of variants. Needs no GPU."""
-    needed = dict.fromkeys(variant for case in cases for variant in _variants(case))
-    sources = []
-    for form, dim, single, deterministic in needed:
-        spec = forward_spec(form, dim, "bf16", "input" if single else "f32")
-        sources += [forward_source(spec), select_backward(form, dim, "bf16", deterministic=deterministic).source()]
-        planned = schedule_spec(form, dim)
-        if planned.packed:
-            sources.append(schedule_source(planned))
-    unique = list({s.text: s for s in sources}.values())
+    """Compile what the ranks will need side by side; the number of kernels. Needs no GPU."""
+    sources = {source.text: source for source in (exchange_source(), *(s for case in cases for s in _sources(case)))}
     with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, unique))
-    return len(unique)
+        list(pool.map(compile_cubin, sources.values()))
+    return len(sources)
 
 
-def _variants(case: PairCase) -> Iterator[tuple[MaskForm, int, bool, bool]]:
+def _sources(case: PairCase) -> Iterator[CudaSource]:
     spec = case.spec()
-    p = case.plan(spec)
-    v = spec.vectors(case.n, case.n)
+    for kernel in KERNELS["prep"](Request(spec.compiled.fn, spec.compiled.program)):
+        yield kernel.source
+    p, v = case.plan(spec), spec.vectors(case.n, case.n)
     steps = p.schedule(case.strategy).steps
     for rank in range(WORLD):
-        columns = [s.columns[rank] for s in steps if s.columns[rank]]
+        if case.strategy in DIRECT:
+            columns = [overlap_plan(p, rank).columns]
+            gates = (False, True) if case.strategy == "gated" else (case.strategy == "sm-copy",)
+        else:
+            columns, gates = [s.columns[rank] for s in steps if s.columns[rank]], (False,)
         for c in columns:
-            local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, c)
-            yield hopper.mask_form(local), case.head_dim, len(columns) == 1, case.deterministic
+            form = hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(rank), p.keys, c))
+            yield from _variants(form, case, "input" if len(columns) == 1 else "f32", gates)
+
+
+@cache
+def _variants(form: MaskForm, case: PairCase, out: OutDtype, gates: tuple[bool, ...]) -> tuple[CudaSource, ...]:
+    forward = forward_spec(form, case.head_dim, "bf16", out)
+    backward = select_backward(form, case.head_dim, "bf16", deterministic=case.deterministic)
+    planned = schedule_spec(form, case.head_dim)
+    found = [schedule_source(planned)] if planned.packed else []
+    for gated in gates:
+        found += [forward_source(replace(forward, gated=gated)), replace(backward, gated=gated).source()]
+    return tuple(found)
 
 
 def smaller(case: PairCase) -> PairCase:

@@ -44,7 +44,8 @@ BATCH = [300, 724]
 
 def warm(rank: int, group: Any) -> None:
     """Kernels are compiled and the ranks connected, so that the time of a fault is its own."""
-    call(rank, group, [1024]).float().sum().backward()
+    for strategy in ("all-gather", "gated"):
+        call(rank, group, [1024], strategy).float().sum().backward()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
@@ -85,6 +86,19 @@ def killed_between(rank: int, group: Any) -> None:
     out.float().sum().backward()
 
 
+def killed_between_direct(rank: int, group: Any) -> None:
+    """No host waits in the step: gradients become NaN in time, and the next call raises."""
+    out = call(rank, group, BATCH, "gated")
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    if rank == 1:
+        os._exit(1)
+    out.float().sum().backward()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    call(rank, group, BATCH, "gated")
+
+
 def stalls(rank: int, group: Any) -> None:
     if rank == 1:
         time.sleep(3 * GROUP_SECONDS)
@@ -99,6 +113,7 @@ FAULTS = {
     "no tensor": Fault(no_tensor, ("M708", "M511")),
     "killed before": Fault(killed_before, ("M709", None)),
     "killed between": Fault(killed_between, ("M709", None)),
+    "killed between, direct": Fault(killed_between_direct, ("M721", None)),
     "stalls": Fault(stalls, ("M709", None)),
     "killed, default waits": Fault(killed_between, ("ends", None), blocking=False),
 } | ({"on the host": Fault(on_the_host, ("M708", "M504"))} if DEVICE == "cuda" else {})

@@ -26,11 +26,13 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, object]:
 def test_every_mask_comes_in_every_way() -> None:
     listed = cases.all_cases()
     assert len({c.name for c in listed}) == len(listed)
-    assert {(c.mask, c.strategy, c.order, c.prune) for c in listed} == {(m, *w) for m in NAMES for w in cases.WAYS}
+    assert {(c.mask, c.strategy, c.order, c.prune) for c in listed} == {
+        (m, *w) for m in NAMES for w in (*cases.WAYS, *cases.DIRECT_WAYS)
+    }
     assert [c.mask for c in listed[: len(NAMES)]] == list(NAMES)
 
 
-@pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "devices"])
+@pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "fault/killed between, direct", "devices", "soak"])
 def test_over_gloo(tmp_path: Path, match: str) -> None:
     record = run(tmp_path, "--host", "--limit", "60", "--match", match)
     assert record["passed"]

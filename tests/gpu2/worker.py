@@ -1,6 +1,7 @@
 """One process: a rank of a pair, or two devices in turn. Prints one JSON line a job after the mark, nothing else counts.
 
     python -m tests.gpu2.worker pair RANK FILE SECONDS      jobs are numbers of cases, a line each, on standard input
+    python -m tests.gpu2.worker soak RANK FILE SECONDS CALLS
     python -m tests.gpu2.worker fault NAME RANK FILE SECONDS
     python -m tests.gpu2.worker devices
 
@@ -21,14 +22,14 @@ import torch
 import torch.distributed as dist
 
 from maskc.diagnostics import MaskcError
-from tests.gpu2 import cases, devices, faults
+from tests.gpu2 import cases, devices, faults, soak
 
 MARK = "@@"
 ON_GPUS = torch.cuda.device_count() >= cases.WORLD
 
 
-def say(problem: str, started: float, **more: Any) -> None:
-    print(MARK + json.dumps({"problem": problem, "seconds": round(time.monotonic() - started, 3), **more}), flush=True)
+def say(found: dict[str, Any], started: float) -> None:
+    print(MARK + json.dumps({**found, "seconds": round(time.monotonic() - started, 3)}), flush=True)
 
 
 def join(rank: int, path: str, seconds: float) -> Any:
@@ -45,11 +46,12 @@ def join(rank: int, path: str, seconds: float) -> Any:
     return dist.group.WORLD
 
 
-def told(check: Callable[[], str]) -> str:
+def told(check: Callable[[], str]) -> dict[str, Any]:
+    """lost: it ended in the middle, so the other rank may be waiting for this one."""
     try:
-        return check()
+        return {"problem": check()}
     except Exception as e:
-        return f"{type(e).__name__}: {str(e)[:300]}"
+        return {"problem": f"{type(e).__name__}: {str(e)[:300]}", "lost": True}
 
 
 def pair(rank: int, path: str, seconds: float) -> None:
@@ -69,11 +71,11 @@ def fault(name: str, rank: int, path: str, seconds: float) -> None:
         faults.FAULTS[name].act(rank, group)
         if ON_GPUS:
             torch.cuda.synchronize()
-        say("", started)
+        say({"problem": "", "code": None}, started)
     except MaskcError as e:
-        say(str(e), started, code=e.code)
+        say({"problem": str(e), "code": e.code}, started)
     except Exception as e:
-        say(f"{type(e).__name__}: {e}"[:400], started, code="other")
+        say({"problem": f"{type(e).__name__}: {e}"[:400], "code": "other"}, started)
     os._exit(0)  # a group whose peer is gone does not close cleanly
 
 
@@ -84,12 +86,15 @@ def main() -> None:
     match kind:
         case "pair":
             pair(int(rest[0]), rest[1], float(rest[2]))
+        case "soak":
+            group, started = join(int(rest[0]), rest[1], float(rest[2])), time.monotonic()
+            say(told(lambda: soak.run(int(rest[0]), group, int(rest[3]))), started)
         case "fault":
             fault(rest[0], int(rest[1]), rest[2], float(rest[3]))
         case "devices":
             for name, check in devices.checks():
                 started = time.monotonic()
-                say(told(check), started, name=name)
+                say({"name": name, **told(check)}, started)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ CAUSAL = BoundaryVectors(65_536, 65_536, 1, 1, True)
     [
         ("cpu", 512, 4096, {}, "all-gather", "nothing is gained by stages"),
         ("cuda", 512, 64 * 128, {}, "all-gather", "one local call is faster"),
+        ("cuda", 16_384, 32 * 128, {}, "gated", "copy engines hide it"),
+        ("cuda", 16_384, 32 * 128, {"overlap": False}, "all-gather", "overlap is off"),
         ("cuda", 16_384, 32 * 128, {"nodes": 4}, "staged", "stages hide it"),
         ("cuda", 16_384, 32 * 128, {"nodes": 4, "overlap": False}, "all-gather", "overlap is off"),
         ("cuda", 65_536, 32 * 128, {}, "ring", "would take 4096 MiB on a rank"),
@@ -23,6 +25,11 @@ CAUSAL = BoundaryVectors(65_536, 65_536, 1, 1, True)
     ],
 )
 def test_auto(device: str, row_bytes: int, row_elements: int, switches: dict, strategy: str, reason: str) -> None:
-    choice = _choose(plan(CAUSAL, world_size=8, **switches), 0, row_bytes, row_elements, device)
+    choice = _choose(plan(CAUSAL, world_size=8, **switches), 0, row_bytes, row_elements, device, direct=True)
     assert choice.strategy == strategy
     assert reason in choice.reason
+
+
+def test_auto_where_memory_is_not_shared() -> None:
+    choice = _choose(plan(CAUSAL, world_size=8), 0, 16_384, 32 * 128, "cuda", direct=False)
+    assert choice.strategy in ("staged", "all-gather")

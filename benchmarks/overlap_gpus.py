@@ -1,0 +1,338 @@
+"""Attention over several GPUs of one host, one process a GPU: keys out of each other's memory against NCCL and peers.
+
+    python -m benchmarks.overlap_gpus [--gpus 2] [--timeout 150] [--out benchmarks/results/overlap_gpus.json] [--match causal]
+
+Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
+
+    gated                    balanced plan, keys pulled by copy engines beside the kernel
+    copy-then-attend         the same, one after the other
+    all-gather, staged       balanced plan, pruned exchange over NCCL; one kernel, or partial results merged
+    ring                     zigzag plan, the next keys on their way during compute, steps that see nothing left out
+    dual-chunk gather        zigzag plan, NCCL's own all-gather and reduce-scatter of everything (gradients in bf16), one kernel
+    torch context parallel   torch's context-parallel FlexAttention with its head-tail balancer (--torch: it compiles for long)
+
+Ranks leave a barrier on their GPUs together, then wait so long that hosts are ahead; a time is that of the slowest rank,
+the median over rounds in which ways follow each other in random order. E = 1 - (gated - attention) / communication, never
+clamped, attention being the gated kernel with every chunk there, communication the copies alone on all ranks at once
+(backward: keys in, gradients out, their sum). The file is written after every cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import maskc
+from benchmarks.digest import digest
+from benchmarks.masks import mask_case
+from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS, Cell, Rank, Run, alone, exchanged, gathered, torch_context_parallel
+from maskc.codegen.exchange import exchange_source
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import hopper
+from maskc.runtime.comm import Peer
+from maskc.runtime.localize import localize
+from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.plan import plan as make_plan
+
+MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
+WAYS = ("gated", "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
+HEAD_START = 3_000_000
+"""Cycles that a GPU waits after the barrier while its host enqueues."""
+BUDGET = 0.12
+"""Seconds of a way in a cell, which the number of rounds follows."""
+FEWEST, MOST = 4, 15
+
+
+def cells(world: int) -> Iterator[Cell]:
+    """What says most first: the time may not reach for all of it."""
+    for mask in MASKS:
+        yield Cell(mask, 16_384, 32, 8)
+    for mask in MASKS:  # the setting of the paper
+        yield Cell(mask, 8192, 64, 1, max(1, 32 // world))
+    for rows, heads_kv in ((16_384, 32), (8192, 32), (32_768, 8), (8192, 8), (65_536, 8), (16_384, 1), (32_768, 32), (8192, 1)):
+        for mask in MASKS:
+            yield Cell(mask, rows, 32, heads_kv)
+
+
+# ---------------------------------------------------------------- clocks
+
+
+class Clock:
+    """Times of all ranks. Without a GPU, of the host, for a rehearsal."""
+
+    def __init__(self, peer: Peer, device: torch.device) -> None:
+        self.peer, self.device = peer, device
+        self.token = torch.zeros(1, device=device)
+        self.marks: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+
+    def time(self, name: str, direction: str, run: Callable[[], Any]) -> Any:
+        dist.all_reduce(self.token, group=self.peer.group)
+        if not ON_GPUS:
+            started = time.perf_counter()
+            result = run()
+            self.marks.setdefault((name, direction), []).append((started, time.perf_counter()))
+            return result
+        torch.cuda._sleep(HEAD_START)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        result = run()
+        end.record()
+        self.marks.setdefault((name, direction), []).append((start, end))
+        return result
+
+    def slowest(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """(slowest rank, mean of the ranks), medians over the rounds, ms."""
+        if ON_GPUS:
+            torch.cuda.synchronize()
+        found = {}
+        for key, pairs in self.marks.items():
+            ms = [a.elapsed_time(b) if ON_GPUS else 1e3 * (b - a) for a, b in pairs]
+            mine = torch.tensor(ms, device=self.device)
+            everyone = [torch.empty_like(mine) for _ in range(self.peer.world)]
+            dist.all_gather(everyone, mine, group=self.peer.group)
+            table = torch.stack(everyone)
+            found[key] = table.max(0).values.median().item(), table.mean(0).median().item()
+        return found
+
+
+def measure(rank: Rank, ways: list[str], seconds: float) -> list[dict[str, Any]]:
+    """The rows of one cell."""
+    balanced, zigzag = rank.plan("balanced"), rank.plan("zigzag")
+    everything = rank.plan("zigzag", prune=False)
+    makers: dict[str, Callable[[], Run]] = {
+        **{s: partial(exchanged, rank, balanced, s) for s in ("gated", "copy-then-attend", "all-gather", "staged")},
+        "ring": partial(exchanged, rank, zigzag, "ring"),
+        "dual-chunk gather": partial(gathered, rank, zigzag),
+        "torch context parallel": partial(torch_context_parallel, rank),
+    }
+    runs: dict[str, Run] = {}
+    reasons: dict[str, str] = {}
+    for name in ways:
+        made, reason = attempt(rank, makers[name])
+        if made is None:
+            reasons[name] = reason
+        else:
+            runs[name] = made
+    if "gated" in runs:
+        runs["attention"], runs["communication"] = alone(rank, balanced)
+    if "dual-chunk gather" in runs:
+        runs["dual-chunk attention"] = gathered(rank, zigzag, exchange=False)
+    clock = Clock(rank.peer, rank.device)
+    results = {name: run.forward() for name, run in runs.items()}
+    for name, run in runs.items():  # everything compiled, and tables made
+        run.backward(*results["attention" if name == "communication" else name])
+    rounds = how_many(rank, runs, seconds)
+    rng = random.Random(0)
+    for _ in range(rounds):
+        for name in rng.sample(list(runs), len(runs)):
+            got = clock.time(name, "forward", runs[name].forward)
+            given = results["attention"] if name == "communication" else got
+            clock.time(name, "backward", partial(runs[name].backward, *given))
+    times = clock.slowest()
+    traffic = {
+        **dict.fromkeys(("gated", "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),
+        "ring": (zigzag, "ring"),
+        "dual-chunk gather": (everything, "all-gather"),
+        "torch context parallel": (everything, "all-gather"),
+    }
+    rows = [row(rank, name, *traffic[name], times, rounds) for name in ways if name in runs]
+    return rows + [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items()]
+
+
+def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[Run | None, str]:
+    """A way, where it runs forward and backward on every rank, else why not."""
+    made, reason = None, ""
+    try:
+        made = make()
+        made.backward(*made.forward())
+        if ON_GPUS:
+            torch.cuda.synchronize()
+    except Exception as e:
+        reason = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:200]
+    failed = torch.tensor([float(bool(reason))], device=rank.device)
+    dist.all_reduce(failed, group=rank.peer.group)
+    return (None, reason or "another rank failed") if failed.item() else (made, "")
+
+
+def how_many(rank: Rank, runs: dict[str, Run], seconds: float) -> int:
+    """Rounds, the same on all ranks: so many that a way takes about BUDGET, and all of them the time that is left."""
+    started = time.monotonic()
+    some = next(iter(runs.values()))
+    some.backward(*some.forward())
+    if ON_GPUS:
+        torch.cuda.synchronize()
+    one = time.monotonic() - started + 0.004
+    wanted = torch.tensor([min(BUDGET / one, seconds / one / len(runs))], device=rank.device)
+    dist.all_reduce(wanted, op=dist.ReduceOp.MIN, group=rank.peer.group)
+    return max(FEWEST, min(MOST, int(wanted.item())))
+
+
+Times = dict[tuple[str, str], tuple[float, float]]
+
+
+def head(cell: Cell, world: int, way: str) -> dict[str, Any]:
+    return {
+        "mask": cell.mask,
+        "seqlen": cell.rows * world,
+        "rows_per_device": cell.rows,
+        "batch": cell.batch,
+        "heads": cell.heads,
+        "kv_heads": cell.heads_kv,
+        "world": world,
+        "way": way,
+    }
+
+
+def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rounds: int) -> dict[str, Any]:
+    """What the file says of one way."""
+    kernels = "dual-chunk attention" if way == "dual-chunk gather" else "attention" if way == "gated" else ""
+    made: dict[str, Any] = {**head(rank.cell, rank.peer.world, way), "rounds": rounds, "balance": p.imbalance}
+    for d in ("forward", "backward"):
+        made[f"{d}_ms"] = times[way, d][0]
+        attention = times.get((kernels, d))
+        comm = times.get(("communication", d)) if way == "gated" else None
+        made[f"attention_{d}_ms"], made[f"attention_{d}_mean_ms"] = attention or (None, None)
+        made[f"comm_{d}_ms"] = comm[0] if comm else None
+        hidden = attention is not None and comm is not None and p.traffic(strategy, 0, "forward") != ((0,) * p.world,) * p.world
+        made[f"e_{d}"] = 1 - (times[way, d][0] - attention[0]) / comm[0] if hidden and attention and comm else None
+        bytes_to = zip(*p.traffic(strategy, 0, d, rank.cell.batch), strict=True)  # type: ignore[arg-type]
+        made[f"bytes_{d}"] = max(map(sum, bytes_to))
+    made["step_ms"] = made["forward_ms"] + made["backward_ms"]
+    return made
+
+
+# ---------------------------------------------------------------- processes
+
+
+def compile_all(masks: list[str], world: int) -> None:
+    """Every variant that is going to run, compiled side by side."""
+    forms = set()
+    for name in masks:
+        case = mask_case(name, 4096, heads=32)
+        spec = maskc.compile(case.mask).bind(nq=4096, nk=4096, **case.inputs)
+        v = spec.vectors(4096, 4096)
+        for order in ("balanced", "zigzag"):
+            p = make_plan(spec, world_size=world, chunk=128, order=order)  # type: ignore[arg-type]
+            sets = [overlap_plan(p, 0).columns, tuple(range(p.keys.chunk_count)), p.keys.chunks_of(0)]
+            forms |= {hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(0), p.keys, c)) for c in sets}
+    sources = [exchange_source()]
+    for form in forms:
+        both = [forward_spec(form, HEAD_DIM, "bf16", out) for out in ("input", "f32")]  # type: ignore[arg-type]
+        backward = select_backward(form, HEAD_DIM, "bf16")
+        sources += [forward_source(s) for s in (*both, replace(both[0], gated=True))]
+        sources += [s.source() for s in (backward, replace(backward, gated=True))]
+        if (planned := schedule_spec(form, HEAD_DIM)).packed:
+            sources.append(schedule_source(planned))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_cubin, sources))
+
+
+def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: float) -> None:
+    """One rank: cells in order until the time is over; rank 0 writes."""
+    device = torch.device("cuda", rank) if ON_GPUS else torch.device("cpu")
+    if ON_GPUS:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    where = {"init_method": f"file://{path}", "rank": rank, "world_size": world, "timeout": timedelta(seconds=40)}
+    dist.init_process_group("nccl" if ON_GPUS else "gloo", **where)  # type: ignore[arg-type]
+    peer = Peer.of(dist.group.WORLD)
+    rows: list[dict[str, Any]] = []
+    ways = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
+    for cell in [replace(c, rows=c.rows // args.shrink) for c in cells(world) if args.match in str(c)]:
+        left = torch.tensor([deadline - time.time()], device=device)
+        dist.all_reduce(left, op=dist.ReduceOp.MIN)
+        if left.item() < 3:
+            break
+        case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
+        spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
+        started = time.monotonic()
+        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() / 4)
+        rows += found
+        if rank == 0:
+            write(args.out, world, rows)
+            steps = "  ".join(f"{r['way']} {r['step_ms']:.2f}" if "step_ms" in r else f"{r['way']}: {r['why']}" for r in found)
+            e = next((f"E {r['e_forward']} / {r['e_backward']}" for r in found if r["way"] == "gated" and "step_ms" in r), "")
+            print(f"{cell}: {steps} ms  {e}  ({time.monotonic() - started:.1f} s)", flush=True)
+        if ON_GPUS:
+            torch.cuda.empty_cache()
+    os._exit(0)  # peers' memory is mapped here: nothing is closed in any order
+
+
+def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
+    driver = _driver_version() if ON_GPUS else None
+    record = {
+        "device": torch.cuda.get_device_name() if ON_GPUS else "host",
+        "driver": driver,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if ON_GPUS else None,  # type: ignore[no-untyped-call]
+        "torch": torch.__version__,
+        "gpus": world,
+        "digest": digest(),
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _driver_version() -> str:
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=150.0, help="seconds for everything")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_gpus.json")
+    parser.add_argument("--match", default="", help="cells that have this in their line")
+    parser.add_argument("--way", default="", help="ways that have this in their name")
+    parser.add_argument("--torch", action="store_true", help="torch's context parallelism too")
+    parser.add_argument("--shrink", type=int, default=1, help="so much shorter, for a rehearsal")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.rank is not None:
+        serve(args.rank, args.gpus, args.meet, args, args.until)
+        return 0
+    if ON_GPUS and torch.cuda.device_count() < args.gpus:
+        print(f"{torch.cuda.device_count()} GPUs are here, not {args.gpus}")
+        return 2
+    until = time.time() + args.timeout
+    if ON_GPUS:
+        compile_all(list(MASKS), args.gpus)
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    command = [sys.executable, "-m", "benchmarks.overlap_gpus", *(argv if argv is not None else sys.argv[1:])]
+    command += ["--meet", tempfile.mktemp(prefix="maskc-bench-"), "--until", str(until)]
+    ranks = [subprocess.Popen([*command, "--rank", str(r)], env=environment) for r in range(args.gpus)]
+    codes = []
+    for process in ranks:
+        try:
+            codes.append(process.wait(max(1.0, until + 10 - time.time())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append(-1)
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

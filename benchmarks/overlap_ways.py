@@ -1,0 +1,183 @@
+"""The ways of `benchmarks.overlap_gpus`: one rank's forward and backward of a cell, ours, over NCCL, and torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.masks import MaskCase
+from maskc.binding.bound import BoundMask
+from maskc.runtime import context_parallel, executor, gated, ops
+from maskc.runtime.comm import Peer
+from maskc.runtime.localize import localize
+from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.plan import plan as make_plan
+
+HEAD_DIM = 128
+ON_GPUS = torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """rows: per GPU."""
+
+    mask: str
+    rows: int
+    heads: int
+    heads_kv: int
+    batch: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.mask:18} {self.rows:6} rows a GPU, {self.heads} on {self.heads_kv:2} heads, batch {self.batch}"
+
+
+class Run(NamedTuple):
+    """forward() enqueues and returns (out, lse), which backward(out, lse) is given; the rest is enqueued alone for E."""
+
+    forward: Callable[[], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor], Any]
+
+
+@dataclass
+class Rank:
+    """One process and the tensors of its cell; rows beyond what a plan deals to it are not used."""
+
+    peer: Peer
+    device: torch.device
+    cell: Cell
+    case: MaskCase
+    spec: BoundMask
+
+    @property
+    def length(self) -> int:
+        return self.cell.rows * self.peer.world
+
+    def plan(self, order: str, prune: bool = True) -> AttentionPlan:
+        chunk = min(2048, max(128, self.cell.rows // 8))
+        sizes = {"heads": self.cell.heads, "heads_kv": self.cell.heads_kv, "head_dim": HEAD_DIM}
+        return make_plan(self.spec, world_size=self.peer.world, order=order, prune=prune, chunk=chunk, **sizes)  # type: ignore[arg-type]
+
+    def tensors(self, p: AttentionPlan) -> list[Tensor]:
+        """q, k, v and the gradient of out."""
+        g = torch.Generator(self.device).manual_seed(self.peer.rank)
+        rows, keys = (axis.local_length(self.peer.rank) for axis in (p.rows, p.keys))
+        heads, heads_kv = self.cell.heads, self.cell.heads_kv
+        shapes = (rows, heads), (keys, heads_kv), (keys, heads_kv), (rows, heads)
+        dtype = torch.bfloat16 if ON_GPUS else torch.float32
+        return [torch.randn(self.cell.batch, n, h, HEAD_DIM, generator=g, device=self.device, dtype=dtype) for n, h in shapes]
+
+
+def exchanged(rank: Rank, p: AttentionPlan, strategy: str) -> Run:
+    """A strategy of `maskc.run`, below its checks and autograd."""
+    q, k, v, dout = rank.tensors(p)
+    call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, strategy, None, False, "auto", True)
+    return Run(
+        lambda: executor.forward(call, q, k, v),
+        lambda out, lse: executor.backward(call, q, k, v, out, lse, dout, None),
+    )
+
+
+def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
+    """The gated kernels with every chunk there, and the copies of keys and gradients without kernels."""
+    q, k, v, dout = rank.tensors(p)
+    call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, "gated", None, False, "auto", True)
+    over, local = gated.rank_of(call, k, v), gated.local_mask(call)
+    foreign = range(over.plan.own, len(over.plan.slots))
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    made: list[Any] = []
+
+    def backward(out: Tensor, lse: Tensor) -> None:
+        made[:] = [over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True)]
+
+    def pulls() -> None:
+        over.queues.follow("copy", "compute")
+        with over.queues.on("copy"):
+            for slot in foreign:
+                over.pull(slot, 0)
+                over.queues.put("copy", over.words.flags.data_ptr() + 4 * slot, over.epoch)
+
+    def keys() -> tuple[Tensor, Tensor]:
+        pulls()
+        over.queues.follow("compute", "copy")
+        return q, q
+
+    def both(out: Tensor, lse: Tensor) -> None:
+        pulls()
+        over.queues.follow("send", "compute")
+        with over.queues.on("send"):
+            for slot in foreign:
+                over.push(slot, made[0])
+        over.queues.follow("compute", "copy")
+        over.queues.follow("compute", "send")
+        over.add_up(made[0], (dk, dv))
+
+    return Run(lambda: over.attend(local, q, call.scale, gated=True, there=True), backward), Run(keys, both)
+
+
+def gathered(rank: Rank, p: AttentionPlan, exchange: bool = True) -> Run:
+    """Everything by NCCL's all-gather in the ranks' order, one kernel, NCCL's reduce-scatter of bf16 gradients."""
+    q, k, v, dout = rank.tensors(p)
+    world, group = rank.peer.world, rank.peer.group
+    columns = tuple(c for r in range(world) for c in p.keys.chunks_of(r))
+    vectors = rank.spec.vectors(rank.length, rank.length, rank.device)
+    local = localize(vectors, p.rows, p.rows.chunks_of(rank.peer.rank), p.keys, columns, rank.device)
+    tables = ops.backend_module("hopper").schedule(local, HEAD_DIM) if ON_GPUS else ()
+    own = [t.transpose(0, 1).contiguous() for t in (k, v)]  # rows of a rank are one piece
+    whole = [torch.zeros(world * t.shape[0], *t.shape[1:], dtype=t.dtype, device=t.device) for t in own]
+    keys, values = (t.transpose(0, 1) for t in whole)
+    scale = HEAD_DIM**-0.5
+
+    def gather() -> None:
+        if exchange:
+            for into, mine in zip(whole, own, strict=True):
+                dist.all_gather_into_tensor(into, mine, group=group)
+
+    def forward() -> tuple[Tensor, Tensor]:
+        gather()
+        return ops.forward(local, q, keys, values, scale, schedule=tables)
+
+    def backward(out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+        gather()
+        dq, *grads = ops.backward(local, q, keys, values, out, lse, dout, None, scale, schedule=tables)
+        if not exchange:
+            return dq, *grads
+        sums = [torch.empty_like(t) for t in own]
+        for total, part in zip(sums, grads, strict=True):
+            dist.reduce_scatter_tensor(total, part.transpose(0, 1).contiguous(), group=group)
+        return dq, *(t.transpose(0, 1) for t in sums)
+
+    return Run(forward, backward)
+
+
+def torch_context_parallel(rank: Rank) -> Run:
+    """FlexAttention as `torch.distributed.tensor.experimental` spreads it over ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import _context_parallel as cp
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from benchmarks.peers import mask_mod
+
+    mesh = init_device_mesh(rank.device.type, (rank.peer.world,))
+    mod = mask_mod(rank.case, rank.device)
+    balancer = cp._HeadTailLoadBalancer(rank.length, rank.peer.world, rank.device)
+    made = cp._attention._create_cp_block_mask(mod, 1, 1, rank.length, rank.length, mesh, load_balancer=balancer)
+    attend = torch.compile(flex_attention, dynamic=False)
+    g = torch.Generator(rank.device).manual_seed(rank.peer.rank)
+    batch, heads, heads_kv = rank.cell.batch, rank.cell.heads, rank.cell.heads_kv
+    q, k, v, dout = (
+        torch.randn(batch, h, rank.cell.rows, HEAD_DIM, generator=g, device=rank.device, dtype=torch.bfloat16)
+        for h in (heads, heads_kv, heads_kv, heads)
+    )
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+
+    def forward() -> tuple[Tensor, Tensor]:
+        keys, values = cp.flex_cp_allgather(k, v, 2, mesh.get_group().group_name)
+        out = attend(q, keys, values, block_mask=made, enable_gqa=heads != heads_kv)
+        return out, out
+
+    return Run(forward, lambda out, lse: torch.autograd.grad(out, (q, k, v), dout))

@@ -1,0 +1,119 @@
+"""The executors "gated" and "copy-then-attend" of a context-parallel call: keys of other ranks come out of their memory.
+
+Every rank of the group makes the same calls in the same order, forward and backward; nothing is said between them but the
+words of `maskc.runtime.protocol`, and no host waits for a GPU. What goes wrong is therefore seen late: log-sum-exp and the
+gradients of keys are NaN from then on, and the next call raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime.link import Link, link_of
+from maskc.runtime.localize import localized
+from maskc.runtime.merge import Partial
+from maskc.runtime.overlap import Executor, Overlapped
+from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan
+from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.remember import remembered
+from maskc.runtime.symmetric import Symmetric, room_of
+from maskc.runtime.transport import KeyShape
+
+if TYPE_CHECKING:
+    from maskc.runtime.comm import Peer
+    from maskc.runtime.executor import Call
+
+
+KEPT = 2
+"""Key buffers of a link, for models that use several masks in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """The way to the memory of the other ranks, and by which executor keys are taken from there."""
+
+    link: Link
+    executor: Executor
+
+
+def direct(peer: Peer, plan: AttentionPlan, part: int, executor: Executor, k: Tensor, v: Tensor) -> Direct | str:
+    """The way of a call, with room for it, or why there is none. All ranks enter the first time, with equal plans.
+
+    Raises MaskcError M721 once where the last one broke.
+    """
+    link = link_of(peer, k.device)
+    if isinstance(link, str):
+        return link
+    link.reserve(room_of(orders(plan, part), plan.keys, key_shape(k, v)))
+    return Direct(link, executor)
+
+
+def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """(out, lse) of this rank's rows."""
+    way = _way(call)
+    with way.link.call():
+        return rank_of(call, k, v).forward(local_mask(call), q, k, v, call.scale, way.executor)
+
+
+def backward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv): keys are gathered again, gradients go back in fp32 and are added up in a fixed order."""
+    way, given = _way(call), (q, k, v, out, lse, dout, call.scale)
+    with way.link.call():
+        rank = rank_of(call, k, v)
+        return rank.backward(local_mask(call), *given, way.executor, dlse=dlse, deterministic=call.deterministic)
+
+
+@remembered
+def orders(plan: AttentionPlan, part: int) -> tuple[OverlapPlan, ...]:
+    """The visit order of every rank."""
+    return tuple(overlap_plan(plan, r, part) for r in range(plan.world))
+
+
+def key_shape(k: Tensor, v: Tensor) -> KeyShape:
+    return KeyShape(k.shape[0], k.shape[2], k.shape[3], v.shape[3], k.dtype)
+
+
+def _way(call: Call) -> Direct:
+    assert call.direct is not None
+    call.direct.link.complain()
+    return call.direct
+
+
+def _order(call: Call) -> OverlapPlan:
+    return orders(call.plan, call.part)[call.peer.rank]
+
+
+def local_mask(call: Call) -> BoundaryVectors:
+    """The mask of this rank's rows over its key buffer."""
+    columns = _order(call).columns
+    return localized(call.vectors, call.plan.rows, call.row_chunks, call.plan.keys, columns, call.device)
+
+
+def rank_of(call: Call, k: Tensor, v: Tensor) -> Overlapped:
+    """This rank with its key buffer, which the calls of a batch share; those of a few plans are kept."""
+    assert call.direct is not None
+    link, shape, order = call.direct.link, key_shape(k, v), _order(call)
+    key = (call.plan.digest, call.part, shape)
+    rank = link.ranks.pop(key, None)
+    if rank is None:
+        rank = Overlapped(
+            order,
+            call.plan.keys,
+            shape,
+            Symmetric(link, order, call.plan.keys, shape),
+            link.queues,
+            call.device,
+            readers=tuple(r for r, _ in order.lends),
+            timeout=link.timeout,
+            lasting=link.lasting,
+        )
+    link.ranks[key] = rank
+    while len(link.ranks) > KEPT:
+        link.ranks.pop(next(iter(link.ranks)))
+    return rank

@@ -1,0 +1,368 @@
+"""What the ranks of one group share on one host: words that streams wait for and write, and one piece of memory per rank.
+
+Words lie in a file in memory that every rank maps, page-locked for GPUs, so that a host can end waits while streams hang.
+The memory of the ranks is torch's symmetric memory on GPUs, without NVLink multicast, and such a file on CPUs. Everything
+here that all ranks must enter says so; ranks come to the same answer, also where one of them cannot take part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from maskc.diagnostics import MaskcError, error
+from maskc.runtime import comm
+from maskc.runtime.comm import Peer
+from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
+from maskc.runtime.protocol import HALVES, Epochs, Kind, Word
+from maskc.runtime.transport import CudaQueues, HostQueues, Queues, read_word, write_word
+from maskc.runtime.watch import Watch
+
+Made = TypeVar("Made")
+KINDS: tuple[Kind, ...] = ("ready", "done", "sent", "free")
+"""Words between ranks."""
+ALIGNMENT = 512
+DEFAULT_TIMEOUT = 600.0
+GROWTH = 1.25
+"""Memory is asked for with so much to spare, for sizes change with the plans."""
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes in the memory of each rank: a half of its source buffer, and the staging of one reader."""
+
+    half: int
+    region: int
+
+    def total(self, world: int) -> int:
+        return HALVES * self.half + world * self.region
+
+    def holds(self, other: Room) -> bool:
+        return self.half >= other.half and self.region >= other.region
+
+    def grown(self, other: Room) -> Room:
+        """At least both, with something to spare."""
+        wanted = (
+            max(a, aligned(int(b * GROWTH))) if b > a else a for a, b in ((self.half, other.half), (self.region, other.region))
+        )
+        return Room(*wanted)
+
+
+class Link:
+    """Made by `link_of`; used by one call of the group after another.
+
+    memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans. epochs: of the calls.
+    timeout: seconds of one wait. told: this rank has raised M721 for it.
+    """
+
+    def __init__(self, peer: Peer, device: torch.device, words: SharedFile, timeout: float) -> None:
+        self.peer, self.device, self.timeout = peer, device, timeout
+        self.epochs = Epochs()
+        self.room = Room(0, 0)
+        self.memory: tuple[Tensor, ...] = ()
+        self.ranks: dict[Hashable, Overlapped] = {}
+        self.told = False
+        self.queues: Queues = CudaQueues(device) if device.type == "cuda" else HostQueues(seconds=timeout)
+        self._words, self._entering = words, threading.RLock()
+        self._keeps: object = None
+        if device.type == "cuda":
+            _register(words)
+        self.lasting = Lasting.of(device)
+        self._watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0)
+
+    def address(self, word: Word) -> int:
+        """Of a word between two ranks."""
+        world = self.peer.world
+        at = (KINDS.index(word.kind) * world + word.holder) * world + word.by
+        return self._words.address + 4 * at
+
+    def release(self, epoch: int) -> None:
+        """End every wait of this rank for a word of up to this epoch."""
+        for kind in KINDS:
+            for by in range(self.peer.world):
+                at = self.address(Word(kind, self.peer.rank, by))
+                if ctypes.c_int32(read_word(at) - epoch).value < 0:
+                    write_word(at, epoch)
+
+    def give_up(self) -> None:
+        """Tell the others that this rank has ended its waits: what they wait for will not come."""
+        write_word(self._broken(self.peer.rank), 1)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around what one call enqueues. A refused wait, on a CPU, breaks the link."""
+        with self._entering:
+            try:
+                yield
+            except MaskcError as e:
+                if e.code == "M721":
+                    self._stop()
+                    self.told = True
+                raise
+            finally:
+                if self.device.type == "cuda":
+                    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    event.record(torch.cuda.current_stream(self.device))
+                    self._watch.entered(event)
+
+    def complain(self) -> None:
+        """Raise M721 where a rank gave up."""
+        if self.broken:
+            self.told = True
+            ranks = ", ".join(map(str, self.broken))
+            raise error(
+                "M721", f"rank {self.peer.rank}: rank {ranks} gave up, all waits ended", None, "results since are useless"
+            )
+
+    def _trouble(self) -> str:
+        if self.broken:
+            return f"rank {self.broken[0]} gave up"
+        found = read_word(self.lasting.failed.data_ptr())
+        return f"a kernel ended its wait for slot {found}" if found else ""
+
+    def _stop(self) -> None:
+        """End every wait: of kernels and of streams."""
+        if not read_word(self.lasting.failed.data_ptr()):
+            write_word(self.lasting.failed.data_ptr(), STOPPED)
+        self.give_up()
+        self.release(self.epochs.epoch)
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """Ranks that gave up. The link cannot be used again."""
+        return tuple(r for r in range(self.peer.world) if read_word(self._broken(r)))
+
+    def reserve(self, room: Room) -> None:
+        """Have at least this room. All ranks enter, with the same room: it follows from the plan.
+
+        Raises MaskcError M723 on all ranks where one cannot have it.
+        """
+        if self.room.holds(room):
+            return
+        grown = self.room.grown(room)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # nothing of this rank uses the old memory
+        comm.gather_numbers(self.peer, [0], self.peer.home(None), "the end of the use of shared memory")
+        self.memory, self.room, self._keeps = (), Room(0, 0), None
+        self.ranks.clear()
+        made = _memory(self.peer, self.device, grown.total(self.peer.world))
+        if isinstance(made, str):
+            raise error("M723", made)
+        self.memory, self._keeps = made
+        self.room = grown
+
+    def _broken(self, rank: int) -> int:
+        return self._words.address + 4 * (len(KINDS) * self.peer.world**2 + rank)
+
+
+def words_size(world: int) -> int:
+    return 4 * (len(KINDS) * world**2 + world)
+
+
+# ---------------------------------------------------------------- one link per group
+
+_links: WeakKeyDictionary[Any, Link | str] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def link_of(peer: Peer, device: torch.device) -> Link | str:
+    """The link of a group, or why there is none. All ranks enter, at the first call and after a link broke.
+
+    Raises MaskcError M721 once where a rank gave up; the call after it makes a new link.
+    """
+    group = comm.process_group(peer)
+    with _making:
+        known = _links.get(group)
+        if isinstance(known, Link) and known.broken:
+            del _links[group]
+            if not known.told:
+                known.complain()
+            known = None
+        if known is None:
+            known = _links[group] = _make(peer, device)
+        return known
+
+
+def _make(peer: Peer, device: torch.device) -> Link | str:
+    reason = _refusal(device)
+    if found := _first(peer, reason):
+        return found
+    words = shared_file(peer, words_size(peer.world))
+    if isinstance(words, str):
+        return words
+    link, reason = _tried(lambda: Link(peer, device, words, group_timeout(peer, device)))
+    if found := _first(peer, reason):
+        return found
+    assert link is not None
+    try:
+        link.reserve(Room(ALIGNMENT, ALIGNMENT))
+    except MaskcError as e:
+        return e.diagnostics[0].message
+    return link
+
+
+def _refusal(device: torch.device) -> str:
+    """ "" where this process could share memory of the device."""
+    if device.type == "cpu":
+        return ""
+    if device.type != "cuda":
+        return f"`{device.type}` devices share no memory"
+    try:
+        from torch.distributed import _symmetric_memory as symmetric
+    except ImportError:
+        return "this torch has no symmetric memory"
+    return "" if hasattr(symmetric, "rendezvous") and hasattr(symmetric, "empty") else "this torch has another symmetric memory"
+
+
+def _first(peer: Peer, reason: str) -> str:
+    """The reason of the first rank that has one, in its own words there. All ranks enter."""
+    refused = [row[0] for row in comm.gather_numbers(peer, [int(bool(reason))], peer.home(None), "the choice of an executor")]
+    if not any(refused):
+        return ""
+    return reason or f"rank {refused.index(1)} cannot share memory; its own log says why"
+
+
+def group_timeout(peer: Peer, device: torch.device) -> float:
+    """Seconds after which the group itself gives up; torch tells it in no public way."""
+    try:
+        options = comm.process_group(peer)._get_backend(device).options
+        found = options._timeout
+    except (AttributeError, RuntimeError):
+        return DEFAULT_TIMEOUT
+    return found.total_seconds() if isinstance(found, timedelta) else DEFAULT_TIMEOUT
+
+
+# ---------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file that all ranks of a host map."""
+
+    mapped: mmap.mmap
+    address: int
+    size: int
+
+    @classmethod
+    def at(cls, path: Path, size: int) -> SharedFile:
+        with path.open("r+b") as f:
+            mapped = mmap.mmap(f.fileno(), size)
+        return cls(mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped)), size)
+
+
+def shared_file(peer: Peer, size: int) -> SharedFile | str:
+    """A file of zeros that every rank maps, or why not. All ranks enter; its name is gone when they leave."""
+    token, made, reason = secrets.randbits(62), None, ""
+    if peer.rank == 0:
+        made = _shared_path(token)
+        try:
+            with made.open("xb") as f:
+                f.truncate(size)
+        except OSError as e:
+            reason = str(e)
+    tokens = comm.gather_numbers(peer, [token], peer.home(None), "the name of shared memory")
+    opened = None
+    if not reason:
+        try:
+            opened = SharedFile.at(_shared_path(tokens[0][0]), size)
+        except (OSError, ValueError) as e:
+            reason = f"rank {peer.rank} does not share a host with rank 0: {e}"
+    found = _first(peer, reason)
+    if made is not None:
+        made.unlink(missing_ok=True)
+    if found:
+        return found
+    assert opened is not None
+    return opened
+
+
+def _shared_path(token: int) -> Path:
+    shared = Path("/dev/shm")
+    return (shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())) / f"maskc-{token:016x}"
+
+
+Memory = tuple[tuple[Tensor, ...], object]
+"""Bytes of every rank as this process sees them, and what must live as long."""
+
+
+def _memory(peer: Peer, device: torch.device, size: int) -> Memory | str:
+    """So many bytes of every rank. All ranks enter."""
+    if device.type == "cpu":
+        file = shared_file(peer, size * peer.world)
+        if isinstance(file, str):
+            return file
+        whole = torch.frombuffer(file.mapped, dtype=torch.uint8)
+        return tuple(whole[r * size : (r + 1) * size] for r in range(peer.world)), file
+    made, reason = _tried(lambda: _symmetric(peer, device, size))
+    if found := _first(peer, reason):
+        return found
+    assert made is not None
+    return _proven(peer, device, made[0]) or made
+
+
+def _symmetric(peer: Peer, device: torch.device, size: int) -> Memory:
+    """Torch's symmetric memory, over addresses of the peers' memory."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    with torch.cuda.device(device):
+        own = symmetric.empty(size, dtype=torch.uint8, device=device)
+        handle = symmetric.rendezvous(own, comm.process_group(peer))
+        own.zero_()
+        seen = [own if r == peer.rank else handle.get_buffer(r, (size,), torch.uint8) for r in range(peer.world)]
+    return tuple(seen), handle
+
+
+def _proven(peer: Peer, device: torch.device, memory: Sequence[Tensor]) -> str:
+    """ "" if every rank reads from every other what that one wrote. All ranks enter."""
+
+    def write() -> None:
+        memory[peer.rank][:8].fill_((peer.rank + 1) % 256)
+        torch.cuda.synchronize(device)
+
+    def read() -> None:
+        for r, theirs in enumerate(memory):
+            if theirs[:8].tolist() != [(r + 1) % 256] * 8:
+                raise RuntimeError(f"rank {peer.rank} does not read what rank {r} wrote")
+
+    _, reason = _tried(write)
+    if found := _first(peer, reason):
+        return found
+    _, reason = _tried(read)
+    return _first(peer, reason)
+
+
+def _tried(make: Callable[[], Made]) -> tuple[Made | None, str]:
+    """(what it makes, "") or (None, why it failed)."""
+    try:
+        return make(), ""
+    except (MaskcError, RuntimeError, OSError, TypeError, AttributeError) as e:
+        return None, f"symmetric memory: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+
+
+def _register(words: SharedFile) -> None:
+    """Lock the pages, so that GPUs can wait for the words and write them."""
+    status = torch.cuda.cudart().cudaHostRegister(words.address, words.size, 0)  # type: ignore[no-untyped-call]
+    if int(status) != 0:
+        raise error("M723", f"words in shared memory cannot be locked for the GPU: {status}")
+    _locked.append(words)
+
+
+_locked: list[SharedFile] = []  # streams may still look at words of a link that broke

@@ -1,0 +1,88 @@
+"""A thread that ends the waits of a link's streams when nothing moves any more, as the host of a call never waits itself."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+LOG = logging.getLogger("maskc")
+PERIOD = 0.02
+"""Seconds between two looks."""
+
+
+class Event(Protocol):
+    """Of the end of a call."""
+
+    def query(self) -> bool: ...
+
+
+class Watch:
+    """Calls are `entered` in their order; `trouble()` names what is wrong, `stop()` ends all waits and may come repeatedly.
+
+    seconds: that a call may take once the one before it has ended.
+    """
+
+    def __init__(self, trouble: Callable[[], str], stop: Callable[[], None], seconds: float) -> None:
+        self._trouble, self._stop, self._seconds = trouble, stop, seconds
+        self._calls: deque[tuple[Event, float]] = deque()
+        self._more = threading.Condition()
+        self._ended = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._told = False
+
+    def entered(self, event: Event) -> None:
+        with self._more:
+            self._calls.append((event, time.monotonic()))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="maskc-watch", daemon=True)
+                self._thread.start()
+                _watches.add(self)
+            self._more.notify()
+
+    def close(self) -> None:
+        with self._more:
+            self._closed = True
+            self._more.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+    def _look(self) -> None:
+        while True:
+            with self._more:
+                while not self._calls and not self._closed:
+                    self._more.wait()
+                if self._closed:
+                    return
+            time.sleep(PERIOD)
+            try:
+                while self._calls and self._calls[0][0].query():
+                    self._calls.popleft()
+                    self._ended = time.monotonic()
+            except RuntimeError:
+                return  # the GPU is lost: whoever looks at a result is told
+            if self._calls and (reason := self._trouble() or self._late()):
+                if not self._told:
+                    LOG.error("overlapped attention: %s; waits end, results are useless", reason)
+                    self._told = True
+                self._stop()
+
+    def _late(self) -> str:
+        since = max(self._ended, self._calls[0][1])
+        passed = time.monotonic() - since
+        return f"a call has not ended in {passed:.1f} s" if passed > self._seconds else ""
+
+
+_watches: WeakSet[Any] = WeakSet()
+
+
+@atexit.register
+def _close() -> None:
+    for watch in list(_watches):
+        watch.close()

@@ -1,0 +1,77 @@
+"""Many gated calls in a row, forward and backward, random masks and host delays: always the bits of the first time."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import maskc
+from maskc.runtime.plan import AttentionPlan
+from tests.gpu.inputs import suite_mask
+from tests.gpu2 import faults
+
+MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "14_sinks_window")
+TOGETHER = 20
+"""Calls without a synchronisation between them."""
+LONGEST = 2e-3
+"""Seconds of a host's delay."""
+
+
+@dataclass
+class Call:
+    """One of the calls that come again and again; `wanted` are the results of the first time."""
+
+    spec: Any
+    plan: AttentionPlan
+    inputs: list[Tensor]
+    wanted: list[Tensor] = field(default_factory=list)
+
+    def run(self, group: Any, strategy: str) -> list[Tensor]:
+        q, k, v = (t.detach().requires_grad_() for t in self.inputs[:3])
+        out, lse = maskc.run(self.spec, q, k, v, group, plan=self.plan, strategy=strategy, return_lse=True)
+        _, dk, dv = torch.autograd.grad(out, (q, k, v), self.inputs[3])
+        return [out.detach(), lse.detach(), dk, dv]  # dq is added up as it comes
+
+
+def made(rank: int) -> list[Call]:
+    host = faults.DEVICE == "cpu"
+    calls = []
+    for number, name in enumerate(MASKS):
+        n = (64, 61)[number % 2] if host else (1024, 1500, 2048)[number % 3]
+        found = suite_mask(name, n, n, random.Random(number))
+        assert found is not None
+        path, inputs = found
+        spec = maskc.compile(path).bind(nq=n, nk=n, **inputs)
+        order = ("balanced", "zigzag", "contiguous")[number % 3]
+        p = maskc.plan(spec, world_size=2, chunk=8 if host else 128, order=order)  # type: ignore[arg-type]
+        g = torch.Generator().manual_seed(number)
+        whole = [torch.randn(1, n, h, 64, generator=g).bfloat16() for h in (4, 2, 2, 4)]
+        calls.append(Call(spec, p, [p.shard(t, rank).to(faults.DEVICE) for t in whole]))
+    return calls
+
+
+def run(rank: int, group: Any, count: int) -> str:
+    """ "" when all results are the same bits; the ranks draw the same calls, and delays of their own."""
+    calls = made(rank)
+    for call in calls:
+        call.wanted = call.run(group, "copy-then-attend")
+    together, alone = random.Random(1), random.Random(rank)
+    done = 0
+    while done < count:
+        differ = []
+        for _ in range(min(TOGETHER, count - done)):
+            call = together.choice(calls)
+            time.sleep(alone.random() * LONGEST * (alone.random() < 0.5))
+            got = call.run(group, "gated")
+            differ.append(torch.stack([(a != b).any() for a, b in zip(got, call.wanted, strict=True)]))
+        wrong = torch.stack(differ).nonzero()
+        if len(wrong):
+            at, which = wrong[0].tolist()
+            return f"call {done + at}: {('out', 'lse', 'dk', 'dv')[which]} differs ({len(wrong)} such)"
+        done += len(differ)
+    return ""
