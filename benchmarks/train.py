@@ -2,14 +2,16 @@
 
     python -m benchmarks.train [--model dense moe] [--attention maskc flex sdpa] [--seqlen 8192 ...] [--out FILE]
     python -m benchmarks.train --ablate [--world 8]
+    python -m benchmarks.train --gpus 2 [--seqlen 32768]
 
 A step is: bind the documents of a new batch, forward, loss, backward, AdamW. Documents change at every step. The attentions
 take turns step by step, on the same batches and from the same weights, so that clocks and heat meet all alike. Of `--steps`
 steps the `--drop` fastest and slowest are left out; what remains gives mean and standard deviation. "attention" is the forward
 and backward of all layers' attention alone, on random tensors of the same shapes and the last batch's mask.
 
-`--ablate` is the paper's ablation on simulated ranks, see `benchmarks.train_ablation`. Both write to one file and keep what the
-other wrote there, if it is of the same sources and device.
+`--ablate` is the paper's ablation on simulated ranks, see `benchmarks.train_ablation`; `--gpus N` splits the sequence over N
+GPUs, see `benchmarks.train_gpus`. All write to one file and keep what the others wrote there, if it is of the same sources
+and device.
 
 Without a GPU everything runs small and in fp32 or fp64, to be tested; such times say nothing and are not written by default.
 """
@@ -28,7 +30,7 @@ import torch
 from torch import Tensor
 
 import maskc
-from benchmarks import train_ablation
+from benchmarks import train_ablation, train_gpus
 from benchmarks.train_model import Attend, Shape
 from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
 
@@ -206,7 +208,9 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m benchmarks.train", description=(__doc__ or "").splitlines()[0])
     p.add_argument("--model", nargs="+", choices=("dense", "moe"), default=None, help="default: both; with --ablate, dense")
     p.add_argument("--attention", nargs="+", choices=tuple(ATTENTION), default=list(ATTENTION))
-    p.add_argument("--seqlen", type=int, nargs="+", default=None, help="default 8192; with --ablate 32768 for all ranks together")
+    p.add_argument(
+        "--seqlen", type=int, nargs="+", default=None, help="default 8192; with --ablate and --gpus 32768, for all ranks"
+    )
     p.add_argument("--batch", type=int, default=1)
     p.add_argument("--sparsity", type=float, default=0.86, help="share of cells that the document masks hide")
     p.add_argument("--steps", type=int, default=None, help="default 30; with --ablate 70")
@@ -229,8 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p = parser()
     a = p.parse_args(arguments)
     steps, drop = a.steps or (70 if a.ablate else 30), a.drop if a.drop is not None else (10 if a.ablate else 4)
-    if a.gpus != 1:
-        p.error("--gpus: several GPUs are not driven yet; examples/train_fsdp_context_parallel.py shows such a step")
+    if a.device == "cuda" and a.gpus > torch.cuda.device_count():
+        p.error(f"--gpus {a.gpus}: there are {torch.cuda.device_count()}")
+    if a.gpus > 1 and a.ablate:
+        p.error("--gpus: the ablation simulates its ranks on one GPU")
+    if a.ablate and a.batch != 1:
+        p.error("--batch: the ablation packs everything into one sequence")
     if steps <= 2 * drop:
         p.error(f"--drop {drop} leaves nothing of --steps {steps}")
     device = torch.device(a.device)
@@ -240,19 +248,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = a.out or (RESULTS if device.type == "cuda" else None)
     rows: list[dict[str, Any]] = []
     for model in a.model or (["dense"] if a.ablate else ["dense", "moe"]):
-        for seqlen in a.seqlen or [32_768 if a.ablate else 8192]:
+        for seqlen in a.seqlen or [32_768 if a.ablate or a.gpus > 1 else 8192]:
             s = Setting(device, dtype, seqlen, a.batch, steps, drop)
             for row in run(shapes(a)[model], s, a):
                 rows.append({"model": model, **row})
                 print(line(rows[-1]), flush=True)
                 if out is not None:
-                    record(out, name, rows, "ablation" if a.ablate else "rows", asdict(shapes(a)[model]))
+                    key = "ablation" if a.ablate else "gpus" if a.gpus > 1 else "rows"
+                    record(out, name, rows, key, asdict(shapes(a)[model]))
     return 0
 
 
 def run(shape: Shape, s: Setting, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if a.ablate:
         yield from train_ablation.rows(shape, s, a.world)
+    elif a.gpus > 1:
+        yield from train_gpus.rows(shape, s, a.gpus, a.sparsity)
     else:
         yield from compare(a.attention, shape, s, a.sparsity)
 
@@ -278,7 +289,8 @@ def line(r: dict[str, Any]) -> str:
     if "attention_share" in r:
         times = f"{r['attention_forward_ms']:.2f} + {r['attention_backward_ms']:.2f} ms, {r['attention_share']:.0%}"
         return f"{text}  attention {times}  loss {r['first_loss']:.4f} to {r['last_loss']:.4f}"
-    return f"{text}  imbalance {r['imbalance']:.3f}"
+    loss = f"  loss {r['first_loss']:.4f} to {r['last_loss']:.4f}" if "first_loss" in r else ""
+    return f"{text}  imbalance {r['imbalance']:.3f}{loss}"
 
 
 if __name__ == "__main__":

@@ -1,133 +1,260 @@
-"""The ablation of the FlashMask-3 paper on one device: ranks are simulated in turn, links are a model.
+"""The ablation of the FlashMask-3 paper on one GPU: whole training steps of one simulated rank of a context-parallel group.
 
-One sequence is cut over `world` ranks. Each rank's local attention is timed in turn, the rest of a step is that of S / P
-tokens, and the exchange of keys and gradients comes from the printed model of the links. Rows that hide the exchange need
-attention beside real copies; they are named and not run.
+One sequence of packed documents is cut over `world` ranks in two nodes. The GPU plays one of them: forward, loss, backward
+and AdamW of a decoder on that rank's rows, its attention exchanging keys and gradients with pinned host memory in the place
+of the other ranks (`benchmarks.train_link`). Copy engines carry them; what crosses nodes is copied twice, so the link
+between nodes has half the rate of the one inside. Each row of the table is timed on the rank whose attention, exchange
+included, takes longest, because the others would wait for it. Documents are fixed for half of the steps each; plans and
+tables are made beforehand, as a data loader would.
+
+Not in it: that several ranks share links and memory, that a relayed chunk arrives late, and adding up gradients in relays.
+A plain gather is taken to enter a node once, as that of NCCL does.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 import maskc
+from benchmarks.train_link import Link, Memory, part_of
 from benchmarks.train_model import Shape
-from benchmarks.train_steps import Setting, batches, documents, hidden, new_model, seconds, trimmed
-from maskc.runtime import ops
+from benchmarks.train_steps import Batch, Setting, documents, hidden, new_model, packed, seconds, trimmed, wait
+from maskc.codegen.exchange import exchange_source
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.spec_bwd import select_backward
+from maskc.diagnostics import MaskcError
+from maskc.runtime import hopper
 from maskc.runtime.localize import localize
-from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.overlap import Executor, Overlapped
 from maskc.runtime.plan import AttentionPlan
-from maskc.runtime.plan_report import received
+from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape
 
 SPARSITIES = (0.70, 0.80, 0.86)
-NEEDS_OVERLAP = "not run: it needs attention beside copies over a loopback link, which this script does not drive yet"
-ROWS: tuple[tuple[str, str | None], ...] = (
-    ("dual chunk, plain gather", None),
-    ("+ HCC-IPO", None),
-    ("+ overlap", NEEDS_OVERLAP),
-    ("+ HCC-IPO + overlap, routing over nodes off", NEEDS_OVERLAP),
-    ("+ HCC-IPO + overlap, pruning off", NEEDS_OVERLAP),
-    ("full", NEEDS_OVERLAP),
+NODES = 2
+PACKS = 2
+"""Documents of one sparsity that the steps are divided over."""
+SLOWNESS = 2
+"""Times that what crosses nodes is copied."""
+LINK_RATE = 50e9
+"""Bytes per second of pinned host memory; orders the backward's work only."""
+WARM = 3
+TIMEOUT = 2.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table."""
+
+    name: str
+    order: Literal["zigzag", "balanced"]
+    executor: Executor
+    prune: bool = True
+    hierarchical: bool = True
+
+    def plan(self, spec: maskc.BoundMask, shape: Shape, world: int, rows: int) -> AttentionPlan:
+        return maskc.plan(
+            spec,
+            world_size=world,
+            nodes=NODES if world % NODES == 0 else 1,
+            chunk=max(1, rows // (8 * world)),
+            order=self.order,
+            prune=self.prune,
+            hierarchical=self.hierarchical and world % NODES == 0,
+            heads=shape.heads,
+            heads_kv=shape.kv_heads,
+            head_dim=shape.head_dim,
+        )
+
+
+ROWS = (
+    Variant("dual chunk, plain gather", "zigzag", "copy-then-attend", prune=False),
+    Variant("+ HCC-IPO", "balanced", "copy-then-attend", prune=False),
+    Variant("+ overlap", "zigzag", "gated"),
+    Variant("+ HCC-IPO + overlap, routing over nodes off", "balanced", "gated", hierarchical=False),
+    Variant("+ HCC-IPO + overlap, pruning off", "balanced", "gated", prune=False),
+    Variant("full", "balanced", "gated"),
 )
 
 
 def rows(shape: Shape, s: Setting, world: int) -> Iterator[dict[str, Any]]:
-    """The rows of `ROWS` for every set of documents."""
+    """The rows of `ROWS` for every set of documents: step time, and tokens/s of the whole group if no rank is slower."""
+    key_shape = KeyShape(1, shape.kv_heads, shape.head_dim, shape.head_dim, s.dtype)
+    memory = Memory(s.seqlen, key_shape, s.device)
+    if s.device.type == "cuda":
+        compile_all(shape, s, world)
+    trainer = Trainer(shape, s)
     for sparsity in SPARSITIES:
-        yield from ablation(shape, s, world, sparsity)
+        packs = [documents(s.seqlen, sparsity, seed) for seed in range(PACKS)]
+        for variant in ROWS:
+            what = {"row": variant.name, "ranks": world, "nodes": NODES, "simulated": True, "seqlen": s.seqlen}
+            sparse = {"sparsity": sparsity, "hidden": statistics.mean(map(hidden, packs))}
+            yield {**what, **sparse, **measured(variant, packs, shape, s, world, memory, trainer)}
 
 
-def ablation(shape: Shape, s: Setting, world: int, sparsity: float) -> list[dict[str, Any]]:
-    """The rows of `ROWS` for one set of documents: step time and tokens/s of the whole group, or why a row is not run."""
-    lengths = documents(s.seqlen, sparsity, 1)
-    spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=lengths), nq=s.seqlen, nk=s.seqlen)
-    common: dict[str, Any] = {
-        "world_size": world, "chunk": max(1, s.seqlen // (8 * world)), "heads": shape.heads, "heads_kv": shape.kv_heads,
-        "head_dim": shape.head_dim,
-    }  # fmt: skip
-    plans = {
-        "dual chunk, plain gather": maskc.plan(spec, order="zigzag", prune=False, overlap=False, **common),
-        "+ HCC-IPO": maskc.plan(spec, order="balanced", prune=False, overlap=False, **common),
+def compile_all(shape: Shape, s: Setting, world: int) -> None:
+    """Every kernel of the table, side by side."""
+    spec = bound(documents(s.seqlen, SPARSITIES[0], 0), s)
+    v, forms = spec.vectors(s.seqlen, s.seqlen), set()
+    for variant in ROWS:
+        p = variant.plan(spec, shape, world, s.seqlen)
+        columns = part_of(p, 0).plan.columns
+        forms.add(hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(0), p.keys, columns)))
+    dtype = hopper.DTYPES[s.dtype]
+    forward = [forward_spec(form, shape.head_dim, dtype) for form in forms]
+    backward = [select_backward(form, shape.head_dim, dtype) for form in forms]
+    sources = [forward_source(replace(x, gated=gated)) for x in forward for gated in (False, True)]
+    sources += [replace(x, gated=gated).source() for x in backward for gated in (False, True)]
+    sources += [schedule_source(schedule_spec(f.form, shape.head_dim)) for f in forward if f.packed]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_cubin, [*sources, exchange_source()]))
+
+
+def bound(lengths: list[int], s: Setting) -> maskc.BoundMask:
+    return maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=lengths), nq=s.seqlen, nk=s.seqlen)
+
+
+def measured(
+    variant: Variant, packs: list[list[int]], shape: Shape, s: Setting, world: int, memory: Memory, trainer: Trainer
+) -> dict[str, Any]:
+    """The figures of one row, or why there are none."""
+    times: list[float] = []
+    ranks: list[Rank] = []
+    try:
+        for number, lengths in enumerate(packs):
+            spec = bound(lengths, s)
+            p = variant.plan(spec, shape, world, s.seqlen)
+            rank = slowest(spec, p, variant.executor, memory, shape, s)
+            batch = rank.batch(packed(lengths, s, shape.vocabulary, torch.Generator().manual_seed(number)))
+            steps = s.steps // len(packs) + (number < s.steps % len(packs))
+            found = [trainer.step(rank, batch) for _ in range(WARM + steps)]
+            times += found[WARM:]
+            ranks.append(rank)
+    except MaskcError as e:
+        return {"problem": str(e)}
+    mean, deviation = trimmed(times, s.drop)
+    return {
+        "steps": len(times),
+        "step_ms": 1e3 * mean,
+        "step_std_ms": 1e3 * deviation,
+        "tokens_per_s": s.seqlen / mean,
+        "imbalance": statistics.mean(r.plan.imbalance for r in ranks),
+        "attention_ms": 1e3 * shape.layers * statistics.mean(r.attention for r in ranks),
+        "received_mb": statistics.mean(r.received for r in ranks) / 1e6,
+        "worst_ranks": [r.rank for r in ranks],
     }
-    rest = rest_seconds(shape, s, world)
-    rows = []
-    for name, why_not in ROWS:
-        row: dict[str, Any] = {"row": name, "ranks": world, "simulated": True, "seqlen": s.seqlen, "sparsity": hidden(lengths)}
-        if why_not is not None:
-            rows.append(row | {"problem": why_not})
-            continue
-        p = plans[name]
-        samples = [step_seconds(spec, p, shape, s, rest) for _ in range(s.steps)]
-        mean, deviation = trimmed(samples, s.drop)
-        rows.append(
-            row
-            | {
-                "step_ms": 1e3 * mean,
-                "step_std_ms": 1e3 * deviation,
-                "tokens_per_s": s.batch * s.seqlen / mean,
-                "imbalance": p.imbalance,
-                "exchange_ms": 1e3 * exchange_seconds(p, shape, s),
-            }
+
+
+# ---------------------------------------------------------------- one rank
+
+
+class Rank:
+    """A simulated rank: its rows, its local mask, its buffers. attention: seconds of one layer, exchange included."""
+
+    def __init__(
+        self, spec: maskc.BoundMask, p: AttentionPlan, rank: int, executor: Executor, memory: Memory, shape: Shape, s: Setting
+    ) -> None:
+        self.plan, self.rank, self.executor, self.shape, self.setting = p, rank, executor, shape, s
+        part = part_of(p, rank)
+        link = Link(part, p.keys, memory, SLOWNESS)
+        queues = CudaQueues(s.device) if s.device.type == "cuda" else HostQueues()
+        self.over = Overlapped(
+            part.plan,
+            p.keys,
+            memory.shape,
+            link,
+            queues,
+            s.device,
+            readers=tuple(reader for reader, _ in part.plan.lends),
+            timeout=TIMEOUT,
+            rate=LINK_RATE,
         )
-    return rows
+        vectors = spec.vectors(s.seqlen, s.seqlen, s.device)
+        self.local = localize(vectors, p.rows, p.rows.chunks_of(rank), p.keys, part.plan.columns, s.device)
+        row_bytes = sum(t[0].numel() * t.element_size() for t in memory.keys)
+        self.received = row_bytes * sum(p.keys.size_of(x.chunk) for x in part.plan.pulls)
+        self.attention = 0.0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _Exchanged.apply(q, k, v, self)  # type: ignore[no-any-return,no-untyped-call]
+
+    def batch(self, whole: Batch) -> Batch:
+        """The rank's rows of a batch."""
+        tokens, labels = (self.plan.shard(t, self.rank) for t in (whole.tokens, whole.labels))
+        return Batch(tokens, labels, self.plan.shard(whole.positions[None], self.rank)[0], whole.lengths)
+
+    def time_attention(self, repeats: int = 2) -> None:
+        """One layer on random tensors; the least of some times after a warm one."""
+        generator = torch.Generator(self.setting.device).manual_seed(self.rank)
+
+        def made(heads: int) -> Tensor:
+            size = (1, self.local.nq, heads, self.shape.head_dim)
+            return torch.randn(size, dtype=self.setting.dtype, device=self.setting.device, generator=generator)
+
+        qkv = [made(h).requires_grad_() for h in (self.shape.heads, self.shape.kv_heads, self.shape.kv_heads)]
+        dout = made(self.shape.heads)
+
+        def call() -> None:
+            torch.autograd.grad(self.attend(*qkv), qkv, dout)
+            self.over.finish()
+
+        call()
+        self.attention = min(seconds(call, self.setting.device) for _ in range(repeats))
 
 
-def step_seconds(spec: maskc.BoundMask, p: AttentionPlan, shape: Shape, s: Setting, rest: float) -> float:
-    """The slowest rank's attention in all layers, the exchange by the model, and everything else."""
-    slowest = max(rank_seconds(spec, p, rank, shape, s) for rank in range(p.world))
-    return shape.layers * (slowest + exchange_seconds(p, shape, s)) + rest
+class _Exchanged(torch.autograd.Function):
+    """Attention of a rank's rows to its own keys and those on the link; keys are gathered again backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rank: Rank) -> Tensor:
+        ctx.rank, scale = rank, q.shape[3] ** -0.5
+        out, lse = rank.over.forward(rank.local, q, k, v, scale, rank.executor)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, out, lse = ctx.saved_tensors
+        rank: Rank = ctx.rank
+        given = rank.local, q, k, v, out, lse, dout[0].contiguous(), q.shape[3] ** -0.5
+        return *rank.over.backward(*given, rank.executor), None
 
 
-def rank_seconds(spec: maskc.BoundMask, p: AttentionPlan, rank: int, shape: Shape, s: Setting) -> float:
-    """Local forward and backward of one layer; keys are those that the plan brings, all of them without pruning."""
-    chunks = p.rows.chunks_of(rank)
-    if not chunks:
-        return 0.0
-    columns = tuple(sorted(p.needed(rank))) if p.prune else tuple(range(p.keys.chunk_count))
-    v = localize(spec.vectors(s.seqlen, s.seqlen, s.device), p.rows, chunks, p.keys, columns, s.device)
-    generator = torch.Generator(s.device).manual_seed(rank)
-
-    def made(n: int, heads: int) -> Tensor:
-        return torch.randn((s.batch, n, heads, shape.head_dim), dtype=s.dtype, device=s.device, generator=generator)
-
-    q, k, val, dout = made(v.nq, shape.heads), made(v.nk, shape.kv_heads), made(v.nk, shape.kv_heads), made(v.nq, shape.heads)
-    scale = shape.head_dim**-0.5
-
-    tables = ops.backend_module(ops.BY_DEVICE[s.device.type]).schedule(v, shape.head_dim)  # once a step, for all layers
-
-    def call() -> None:
-        out, lse = ops.forward(v, q, k, val, scale, schedule=tables)
-        ops.backward(v, q, k, val, out, lse, dout, None, scale, schedule=tables)
-
-    return seconds(call, s.device)
+def slowest(spec: maskc.BoundMask, p: AttentionPlan, executor: Executor, memory: Memory, shape: Shape, s: Setting) -> Rank:
+    """The rank whose attention takes longest."""
+    worst: Rank | None = None
+    for r in range(p.world):
+        rank = Rank(spec, p, r, executor, memory, shape, s)
+        rank.time_attention()
+        if worst is None or rank.attention > worst.attention:
+            worst = rank
+    assert worst is not None
+    return worst
 
 
-def exchange_seconds(p: AttentionPlan, shape: Shape, s: Setting) -> float:
-    """Of one layer, by the model: K and V forward and again backward, gradients back in fp32."""
-    rows = max(received(p)) if p.prune else max(p.keys.length - p.keys.local_length(r) for r in range(p.world))
-    one_way = rows * 2 * shape.kv_heads * shape.head_dim * s.batch
-    return one_way * (2 * s.dtype.itemsize + 4) / DEFAULT_MACHINE.intra
+class Trainer:
+    """One model for all rows: what its weights are changes no time."""
 
+    def __init__(self, shape: Shape, s: Setting) -> None:
+        self.model, self.optimizer = new_model(shape, s)
+        self.device = s.device
 
-def rest_seconds(shape: Shape, s: Setting, world: int) -> float:
-    """A step of the same model on S / P tokens with no attention in it, median of five."""
-    part = Setting(s.device, s.dtype, max(1, s.seqlen // world), s.batch, 5, 0)
-    model, optimizer = new_model(shape, s)
-    data = batches(part, shape.vocabulary, 0.5, seed=1)
+    def step(self, rank: Rank, batch: Batch) -> float:
+        """Seconds of a step of this rank."""
 
-    def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ratio = q.shape[2] // k.shape[2]
-        return q + (k + v).repeat_interleave(ratio, 2)
+        def run() -> None:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.model(batch.tokens, batch.positions, batch.labels, rank.attend).backward()
+            self.optimizer.step()
+            wait(self.device)
 
-    def step() -> None:
-        batch = next(data)
-        optimizer.zero_grad(set_to_none=True)
-        model(batch.tokens, batch.positions, batch.labels, nothing).backward()
-        optimizer.step()
-
-    step()
-    return statistics.median(seconds(step, s.device) for _ in range(5))
+        taken = seconds(run, self.device)
+        rank.over.finish()
+        return taken

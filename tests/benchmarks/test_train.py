@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import train, train_ablation, train_steps
+import maskc
+from benchmarks import train, train_ablation, train_gpus, train_link, train_steps
 from benchmarks.train_model import MLP, Experts, Shape
+from maskc.runtime.transport import KeyShape
 
 SMALL = (
     "--device cpu --dtype fp64 --seqlen 80 --steps 3 --drop 1 --layers 2 --width 32 --heads 4 --kv-heads 2 --head-dim 16"
@@ -22,7 +24,8 @@ SHAPE = Shape(1, 16, 2, 1, 8, 24, 50, experts=5, active=2)
 def rows(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     out = tmp_path / "train.json"
     assert train.main([*SMALL.split(), *arguments, "--out", str(out)]) == 0
-    return json.loads(out.read_text())["ablation" if "--ablate" in arguments else "rows"]
+    found = json.loads(out.read_text())
+    return next(found[key] for key in ("ablation", "gpus", "rows") if key in found)
 
 
 def test_every_attention_trains_the_same_model(tmp_path: Path) -> None:
@@ -57,11 +60,12 @@ def test_an_attention_that_runs_out_of_memory_is_said(tmp_path: Path, monkeypatc
     assert ours["steps"] == 3
 
 
-def test_both_tables_stand_in_one_file(tmp_path: Path) -> None:
+def test_both_tables_stand_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as device and sources are the same."""
+    monkeypatch.setattr(train_ablation, "ROWS", train_ablation.ROWS[:1])
     only = ("--model", "dense", "--attention", "maskc")
     rows(tmp_path, *only)
-    rows(tmp_path, "--ablate", "--model", "dense")
+    rows(tmp_path, "--ablate", "--layers", "1")
     found = json.loads((tmp_path / "train.json").read_text())
     assert len(found["rows"]) == 1
     assert len(found["ablation"]) == len(train_ablation.ROWS) * len(train_ablation.SPARSITIES)
@@ -70,18 +74,87 @@ def test_both_tables_stand_in_one_file(tmp_path: Path) -> None:
     assert "ablation" not in json.loads((tmp_path / "train.json").read_text())
 
 
-def test_the_ablation_names_what_it_does_not_run(tmp_path: Path) -> None:
-    found = rows(tmp_path, "--ablate", "--model", "dense")
-    assert [r["row"] for r in found] == [name for name, _ in train_ablation.ROWS] * len(train_ablation.SPARSITIES)
-    assert all(r["simulated"] for r in found)
-    ran = [r for r in found if "problem" not in r]
-    assert {r["row"] for r in ran} == {"dual chunk, plain gather", "+ HCC-IPO"}
-    assert all("not run" in r["problem"] for r in found if r not in ran)
-    for plain, balanced in zip(ran[::2], ran[1::2], strict=True):
-        assert balanced["imbalance"] <= plain["imbalance"]
+def test_the_ablation_has_six_rows_for_every_set_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_ablation, "PACKS", 1)
+    found = rows(tmp_path, "--ablate", "--world", "4", "--layers", "1")
+    names = [v.name for v in train_ablation.ROWS]
+    assert [(r["sparsity"], r["row"]) for r in found] == [(s, n) for s in train_ablation.SPARSITIES for n in names]
+    assert all(r["simulated"] and "problem" not in r and r["steps"] == 3 for r in found)
+    for sparsity in train_ablation.SPARSITIES:
+        of = {r["row"]: r for r in found if r["sparsity"] == sparsity}
+        assert of["full"]["imbalance"] <= of["+ overlap"]["imbalance"]
+        assert of["full"]["received_mb"] <= of["+ HCC-IPO + overlap, pruning off"]["received_mb"]
 
 
-@pytest.mark.parametrize("arguments", [["--gpus", "2"], ["--steps", "20", "--drop", "10"]])
+def _ablated(variant: train_ablation.Variant) -> tuple[maskc.BoundMask, Any, train_link.Memory, Shape, train_steps.Setting]:
+    s = train_steps.Setting(torch.device("cpu"), torch.float64, 96, 1, 3, 0)
+    shape = Shape(1, 16, 2, 1, 8, 24, 50)
+    memory = train_link.Memory(96, KeyShape(1, 1, 8, 8, torch.float64), s.device)
+    spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=[50, 13, 33]), nq=96, nk=96)
+    return spec, variant.plan(spec, shape, 4, 96), memory, shape, s
+
+
+@pytest.mark.parametrize("variant", train_ablation.ROWS, ids=lambda v: v.name)
+def test_a_simulated_rank_attends_to_the_keys_of_the_others(variant: train_ablation.Variant) -> None:
+    """Rows and gradients of a rank are those of dense attention with the memory as the keys of all others."""
+    spec, p, memory, shape, s = _ablated(variant)
+    for r in range(4):
+        rank = train_ablation.Rank(spec, p, r, variant.executor, memory, shape, s)
+        mine = torch.cat([torch.arange(*p.rows.range_of(c)) for c in p.rows.chunks_of(r)])
+        q, k, v, dout = (torch.randn(1, len(mine), h, 8, dtype=torch.float64) for h in (2, 1, 1, 2))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out = rank.attend(*leaves)
+        keys, values = (t.transpose(0, 1).index_copy(1, mine, x) for t, x in zip(memory.keys, (k, v), strict=True))
+        want = dense(spec.vectors(96, 96).masked()[:, :, mine], q, keys, values)
+        torch.testing.assert_close(out, want)
+        got, exact = (torch.autograd.grad(x, leaves, dout) for x in (out, want))
+        torch.testing.assert_close(got[0], exact[0])
+        for mine_too, alone, came in zip(got[1:], exact[1:], memory.came, strict=True):
+            others = torch.zeros_like(alone)
+            for _, chunks in rank.over.plan.lends:
+                others += _placed(came, torch.cat([torch.arange(*p.keys.range_of(c)) for c in chunks]), mine)
+            torch.testing.assert_close(mine_too, alone + others)
+
+
+def _placed(came: torch.Tensor, at: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    """What one reader sent of the positions `at`, zero elsewhere, on the rows `mine`."""
+    return torch.zeros_like(came).index_copy(1, at, came[:, at])[:, mine]
+
+
+def dense(masked: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    k, v = (x.repeat_interleave(q.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[3] ** -0.5
+    return torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(masked, -torch.inf).softmax(-1), v)
+
+
+def test_routing_over_nodes_lets_a_chunk_in_once() -> None:
+    """What crosses: with routing every chunk once for the ranks of a node together, without it once for each that needs it."""
+    full, flat = (next(v for v in train_ablation.ROWS if v.name.endswith(end)) for end in ("full", "nodes off"))
+    for p, once in ((_ablated(full)[1], True), (_ablated(flat)[1], False)):
+        for node in ((0, 1), (2, 3)):
+            parts = [train_link.part_of(p, r) for r in node]
+            crossing = sorted(c for part in parts for c in (*part.across, *part.carried))
+            wanted = [c for r in node for c in p.needed(r) if p.keys.owner[c] not in node]
+            assert crossing == sorted(set(wanted) if once else wanted)
+            assert all(x.source == p.keys.owner[x.chunk] for part in parts for x in part.plan.slots)
+
+
+def test_slow_copies_are_those_that_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, p, memory, shape, s = _ablated(train_ablation.ROWS[-1])
+    copied: list[int] = []
+    monkeypatch.setattr(train_link, "copy", lambda into, source: copied.append(into.numel()))
+    rank = train_ablation.Rank(spec, p, 3, "gated", memory, shape, s)
+    part = train_link.part_of(p, 3)
+    for slot in range(part.plan.own, len(part.plan.slots)):
+        rank.over.pull(slot, 0)
+    inside = [x.chunk for x in part.plan.pulls if x.chunk not in part.across]
+    times = [*inside, *(2 * [*part.across, *part.carried])]
+    assert sum(copied) == 2 * 8 * sum(p.keys.size_of(c) for c in times)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--gpus", "2", "--ablate"], ["--steps", "20", "--drop", "10"], ["--batch", "2", "--ablate"]]
+)
 def test_what_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         train.main([*SMALL.split(), *arguments])
@@ -119,6 +192,17 @@ def test_experts_are_a_weighted_sum_token_by_token() -> None:
         experts: list[MLP] = [mixture.experts[int(i)] for i in chosen]  # type: ignore[misc]
         want = sum(w * e(token) for w, e in zip(scores.softmax(0), experts, strict=True))
         torch.testing.assert_close(out, want)
+
+
+def test_ranks_learn_what_one_process_learns(tmp_path: Path) -> None:
+    """A sequence over two processes, in every way of the table: losses before and after three steps of AdamW in fp64."""
+    (alone,) = rows(tmp_path, "--attention", "maskc", "--model", "dense")
+    found = rows(tmp_path, "--gpus", "2", "--model", "dense")
+    assert [r["row"] for r in found] == [w.name for w in train_gpus.WAYS]
+    for r in found:
+        assert "problem" not in r
+        assert r["first_loss"] == pytest.approx(alone["first_loss"], rel=1e-9)
+        assert r["last_loss"] == pytest.approx(alone["last_loss"], rel=1e-9)
 
 
 def test_trimming() -> None:

@@ -1,0 +1,150 @@
+"""Whole training steps of one model whose sequence is split over several GPUs (or CPU processes, to be tested).
+
+Every rank holds the whole model; gradients are averaged by DistributedDataParallel, attention exchanges keys as the row of
+the table says. Documents change at every step; they are bound and planned beforehand, as a data loader would. A step is as
+long as that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from queue import Empty
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+import maskc
+from benchmarks.train_model import Shape
+from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
+from maskc.runtime.plan import AttentionPlan
+
+WARM = 2
+LIMIT = 240.0
+"""Seconds for all rows of a model."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row of the table."""
+
+    name: str
+    order: Literal["zigzag", "balanced"]
+    strategy: str
+    prune: bool = True
+
+
+WAYS = (
+    Way("dual chunk, plain gather", "zigzag", "all-gather", prune=False),
+    Way("+ HCC-IPO", "balanced", "all-gather", prune=False),
+    Way("+ pruning", "balanced", "all-gather"),
+    Way("full", "balanced", "gated"),
+)
+
+
+def rows(shape: Shape, s: Setting, world: int, sparsity: float) -> Iterator[dict[str, Any]]:
+    """The rows of `WAYS` as they come; what a row raised stands as its problem."""
+    results = mp.get_context("spawn").Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (world, str(Path(folder) / "meet"), shape, s, sparsity, results)
+        running = mp.spawn(_worker, arguments, world, join=False)  # type: ignore[no-untyped-call]
+        deadline, left = time.monotonic() + LIMIT, [w.name for w in WAYS]
+        while left and time.monotonic() < deadline and any(p.is_alive() for p in running.processes):
+            with suppress(Empty):
+                row = results.get(timeout=1.0)
+                left.remove(row["row"])
+                yield {"gpus": world, "seqlen": s.seqlen, "sparsity": sparsity, **row}
+        for process in running.processes:
+            process.join(5.0)
+            process.kill()
+    for name in left:
+        yield {"gpus": world, "seqlen": s.seqlen, "sparsity": sparsity, "row": name, "problem": "a rank ended or ran out of time"}
+
+
+# ---------------------------------------------------------------- one rank
+
+
+def _worker(rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity: float, results: Any) -> None:
+    on_gpu = s.device.type == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else s.device
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+    s = Setting(device, s.dtype, s.seqlen, s.batch, s.steps, s.drop)
+    for way in WAYS:
+        try:
+            row = _timed(way, rank, world, shape, s, sparsity)
+        except maskc.MaskcError as e:  # raised on every rank
+            row = {"problem": str(e)}
+        if rank == 0:
+            results.put({"row": way.name, **row})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A batch as a rank gets it from the loader: its rows, the mask, the plan."""
+
+    batch: Batch
+    spec: maskc.BoundMask
+    plan: AttentionPlan
+    weight: float
+
+
+def _planned(way: Way, batch: Batch, rank: int, world: int, shape: Shape) -> Planned:
+    n = sum(batch.lengths)
+    spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=batch.lengths), nq=n, nk=n)
+    sizes = {"heads": shape.heads, "heads_kv": shape.kv_heads, "head_dim": shape.head_dim}
+    plan = maskc.plan(spec, world_size=world, order=way.order, prune=way.prune, **sizes)
+    tokens, labels = (plan.shard(t, rank) for t in (batch.tokens, batch.labels))
+    positions = plan.shard(batch.positions[None], rank)[0]
+    return Planned(Batch(tokens, labels, positions, batch.lengths), spec, plan, plan.loss_weight(rank, batch.labels))
+
+
+def _timed(way: Way, rank: int, world: int, shape: Shape, s: Setting, sparsity: float) -> dict[str, Any]:
+    model, optimizer = new_model(shape, s)
+    devices = [s.device] if s.device.type == "cuda" else None
+    parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    data = islice(batches(s, shape.vocabulary, sparsity, seed=1), WARM + s.steps)
+    loaded = [_planned(way, batch, rank, world, shape) for batch in data]
+    times, losses = [], []
+    for part in loaded:
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, part: Planned = part) -> Tensor:
+            out = maskc.run(part.spec, q, k, v, dist.group.WORLD, plan=part.plan, strategy=way.strategy)
+            assert isinstance(out, Tensor)
+            return out
+
+        def step(part: Planned = part, attend: Any = attend) -> None:
+            b = part.batch
+            loss = parallel(b.tokens, b.positions, b.labels, attend) * part.weight
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+
+        dist.barrier()
+        times.append(seconds(step, s.device))
+    figures = torch.tensor(times, dtype=torch.float64, device=s.device)
+    dist.all_reduce(figures, dist.ReduceOp.MAX)
+    ends = torch.stack([losses[0], losses[-1]]).double() / world
+    dist.all_reduce(ends)
+    mean, deviation = trimmed(figures.tolist()[WARM:], s.drop)
+    return {
+        "steps": s.steps,
+        "step_ms": 1e3 * mean,
+        "step_std_ms": 1e3 * deviation,
+        "tokens_per_s": s.batch * s.seqlen / mean,
+        "imbalance": sum(x.plan.imbalance for x in loaded[WARM:]) / s.steps,
+        "first_loss": ends[0].item(),
+        "last_loss": ends[1].item(),
+    }

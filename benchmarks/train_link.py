@@ -1,0 +1,138 @@
+"""Other ranks as pinned host memory, for whole training steps of one simulated rank: a `maskc.runtime.transport.Transport`.
+
+The keys of the whole sequence lie there once, by position, and never change, so the other ranks are always ready. Gradients
+leave to and come from the same kind of memory. What crosses nodes is copied `slowness` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from maskc.runtime.layout import Layout
+from maskc.runtime.overlap_plan import OverlapPlan, visit_order
+from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.protocol import Epochs, Turn, Word
+from maskc.runtime.transport import KeyShape, Pair, copy
+
+READY = 1 << 30
+"""A value that no epoch reaches: who waits for such a word never waits."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a simulated rank copies.
+
+    plan: every chunk straight from its owner, as the executors want it. across: chunks that this rank gets from another
+    node. carried: chunks that it brings in, and whose gradients it takes out, for its neighbours alone.
+    """
+
+    plan: OverlapPlan
+    across: frozenset[int]
+    carried: tuple[int, ...]
+
+
+def part_of(p: AttentionPlan, rank: int) -> Part:
+    """The part of a rank: with routing over nodes what enters a node enters it once, else at every rank that needs it.
+
+    Chunks that neighbours pass on come at the rate inside a node, and count as there when they are asked for.
+    """
+    everything = frozenset(range(p.keys.chunk_count))
+    needed = [p.needed(r) if p.prune else everything for r in range(p.world)]
+    size = p.node_size
+    order = visit_order(p.keys, needed, rank, size if p.hierarchical else p.world)
+    slots = tuple(replace(s, source=p.keys.owner[s.chunk], across=False) for s in order.slots)
+    foreign = [s for s in order.pulls if p.keys.owner[s.chunk] // size != rank // size]
+    across = frozenset(s.chunk for s in foreign if not p.hierarchical or s.source == p.keys.owner[s.chunk])
+    lends = _once_per_node(order.lends, rank, size) if p.hierarchical else order.lends
+    return Part(replace(order, slots=slots, carried=(), lends=lends), across, order.carried)
+
+
+def _once_per_node(lends: Iterable[tuple[int, tuple[int, ...]]], rank: int, size: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Gradients of another node come added up, from the rank in this one's place there."""
+    found: dict[int, set[int]] = {}
+    for reader, chunks in lends:
+        sender = reader if reader // size == rank // size else reader // size * size + rank % size
+        found.setdefault(sender, set()).update(chunks)
+    return tuple((reader, tuple(sorted(found[reader]))) for reader in sorted(found))
+
+
+class Memory:
+    """Keys, values and gradients of `rows` positions, shared by every plan of a run. One batch item."""
+
+    def __init__(self, rows: int, shape: KeyShape, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        generator = torch.Generator().manual_seed(0)
+        self.shape, self.device, self.pinned = shape, device, pinned
+        self.keys = shape.empty(rows, "cpu", pinned)
+        self.left, self.came = (shape.gradients(rows, "cpu", pinned) for _ in range(2))
+        for k, g in zip(self.keys, self.came, strict=True):
+            k.copy_(torch.randn(k.shape, generator=generator, dtype=torch.float32))
+            g.copy_(1e-3 * torch.randn(g.shape, generator=generator, dtype=torch.float32))
+
+
+class Link:
+    """The transport of one simulated rank."""
+
+    def __init__(self, part: Part, keys: Layout, memory: Memory, slowness: int) -> None:
+        self.part, self.keys, self.memory, self.slowness = part, keys, memory, slowness
+        words = torch.tensor([READY, 0], dtype=torch.int32)
+        self._words = words.pin_memory() if memory.pinned else words
+        self._epochs = Epochs()
+        most = max((keys.size_of(c) for c in part.carried), default=0)
+        self._passing, self._outgoing = memory.shape.empty(most, memory.device), memory.shape.gradients(most, memory.device)
+
+    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
+        return self._epochs.begin(readers, owners)
+
+    def address(self, word: Word) -> int:
+        mine = word.holder == self.part.plan.rank
+        return self._words.data_ptr() + (0 if mine else 4)
+
+    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
+        self._copied(chunk, into, self.readable(rank, half, chunk))
+        if self._last(chunk):
+            for c in self.part.carried:
+                passing = tuple(t[: self.keys.size_of(c)] for t in self._passing)
+                self._copied(c, passing, self.readable(rank, half, c), across=True)
+
+    def readable(self, rank: int, half: int, chunk: int) -> Pair:
+        k, v = (t[slice(*self.keys.range_of(chunk))] for t in self.memory.keys)
+        return k, v
+
+    def own(self, half: int) -> Pair | None:
+        return None
+
+    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+        self._copied(chunk, _items(self._slice(self.memory.left, chunk)), _items(grads))
+        if self._last(chunk):
+            for c in self.part.carried:
+                outgoing = tuple(t[:, : self.keys.size_of(c)] for t in self._outgoing)
+                self._copied(c, _items(self._slice(self.memory.left, c)), _items(outgoing), across=True)
+
+    def staged(self, reader: int, chunk: int) -> Pair:
+        """In host memory, which kernels read as it is; the same for every reader."""
+        return self._slice(self.memory.came, chunk)
+
+    def release(self, epoch: int) -> None:
+        """Nothing waits for a word."""
+
+    def _last(self, chunk: int) -> bool:
+        return chunk == self.part.plan.slots[-1].chunk
+
+    def _slice(self, pair: Pair, chunk: int) -> Pair:
+        k, v = (t[:, slice(*self.keys.range_of(chunk))] for t in pair)
+        return k, v
+
+    def _copied(self, chunk: int, into: Iterable[Tensor], source: Iterable[Tensor], across: bool = False) -> None:
+        for a, b in zip(into, source, strict=True):
+            for _ in range(self.slowness if across or chunk in self.part.across else 1):
+                copy(a, b)
+
+
+def _items(pair: Iterable[Tensor]) -> list[Tensor]:
+    """The one batch item of each."""
+    return [t[0] for t in pair]
