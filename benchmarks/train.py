@@ -64,12 +64,12 @@ def with_flex(s: Setting) -> Callable[[Batch], Attend]:
         raise CannotRun("FlexAttention has no backward on a CPU")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    attend = torch.compile(flex_attention, dynamic=False)
+    attend, make = torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False)
 
     def of(batch: Batch) -> Attend:
         ids = ids_of(batch.lengths, s.device)
         mod = lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k)  # noqa: E731  # as its users write it
-        blocks = create_block_mask(mod, None, None, s.seqlen, s.seqlen, device=s.device, BLOCK_SIZE=128, _compile=True)
+        blocks = make(mod, None, None, s.seqlen, s.seqlen, device=str(s.device), BLOCK_SIZE=128)
         return lambda q, k, v: attend(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=blocks, enable_gqa=True).transpose(1, 2)
 
     return of
@@ -162,6 +162,7 @@ class Trainee:
         forward, backward = (self.shape.layers * t for t in attention_seconds(self.attend, s, self.shape))
         return {
             "steps": s.steps,
+            "first_step_s": self.times[0],
             "step_ms": 1e3 * mean,
             "step_std_ms": 1e3 * deviation,
             "tokens_per_s": s.batch * s.seqlen / mean,
@@ -191,6 +192,9 @@ def compare(names: Sequence[str], shape: Shape, s: Setting, sparsity: float) -> 
             except torch.OutOfMemoryError:
                 problems[name] = "out of memory"
                 del trainees[name]
+            else:
+                if len(trainee.times) == 1:
+                    print(f"{name}: first step {trainee.times[0]:.1f} s", flush=True)
     for name in names:
         row = trainees[name].row() if name in trainees else {"problem": problems[name]}
         yield {"attention": name, "seqlen": s.seqlen, "batch": s.batch, "sparsity": sparsity, **row}

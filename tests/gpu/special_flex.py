@@ -8,9 +8,7 @@ from functools import partial
 import torch
 
 import maskc
-from maskc.fuzz import fuzz
 from maskc.runtime import flex
-from maskc.targets import load
 
 N = 1000
 DOCS = maskc.segments(lengths=[300, 1, 0, 500, 120])  # and a tail of 79 that sees nothing
@@ -25,7 +23,6 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     return [
         *((f"flex/{name}", partial(_equals_dense, name)) for name in CASES),
         ("flex/compiles", _compiles),
-        ("flex/fuzz", _fuzz),
     ]
 
 
@@ -78,8 +75,3 @@ def _compiles() -> str:
         maskc.run(mask.bind(doc=maskc.segments(lengths=lengths)), q, k, v, backend="flex")
         counts.append(sum(torch._dynamo.utils.counters["stats"].values()))
     return "" if counts[1] == counts[2] else f"compilations counted after each mask: {counts}"
-
-
-def _fuzz() -> str:
-    report = fuzz(load("std:doc_prefix"), cases=12, largest=300)
-    return "" if report.failure is None else report.failure.render()
