@@ -126,6 +126,7 @@ def run_on_gpu(
     gpu: int, cells: list[Cell], args: argparse.Namespace, deadline: float, compiled: threading.Barrier, results: Results
 ) -> None:
     """Workers compile side by side; when those of all GPUs are ready, one after the other times its cells."""
+    started = time.monotonic()
     options = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in ("heads", "rounds", "seconds")]
     options += [f"--kv-heads={args.kv_heads or args.heads}", "--peers", *args.peers]
     if args.batch_heads:
@@ -133,6 +134,7 @@ def run_on_gpu(
     workers = [Worker(gpu, share, options) for share in deal(cells, args.parallel)]
     halfway = (time.monotonic() + deadline) / 2
     ready = [worker for worker in workers if worker.read(halfway) == "ready" or worker.failed("compiling", worker.cells)]
+    print(f"{time.monotonic() - started:4.0f} s: GPU {gpu}: {len(ready)} of {len(workers)} workers have compiled", flush=True)
     compiled.wait()
     for worker in ready:
         for i, cell in enumerate(worker.cells):
@@ -142,6 +144,7 @@ def run_on_gpu(
                 worker.failed("timing", worker.cells[i:])
                 break
             results.add(json.loads(line))
+            print(f"{time.monotonic() - started:4.0f} s: {cell}", flush=True)
         worker.close()
 
 
