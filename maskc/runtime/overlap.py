@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, assert_never
 
 import torch
@@ -30,7 +30,8 @@ from maskc.runtime import exchange, hopper, hopper_bwd, ops
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, empty
-from maskc.runtime.overlap_plan import OverlapPlan, Slot
+from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.overlap_sum import GradientSum, over_splits, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
 from maskc.runtime.protocol import (
     Attend,
@@ -123,7 +124,7 @@ class Overlapped:
         self.words = lasting or Lasting.of(device, len(plan.slots))
         self.keys, self.values = shape.empty(plan.rows, device)
         self._copies: dict[int, Tensor] = {}
-        self._sums: exchange.SumTable | None = None
+        self._runs, self.sums = own_runs(plan, keys), GradientSum(plan, keys, shape, transport, device)
 
     # ---- calls
 
@@ -182,7 +183,7 @@ class Overlapped:
 
         def tables() -> None:
             self._backward_tables(local, q, deterministic)
-            self._sum_table()
+            _ = self.sums.table
 
         self._prepare(local, variant, partial(attend, there=True), tables, executor)
         readers = self.readers if gather else None
@@ -384,20 +385,12 @@ class Overlapped:
     def push(self, slot: int, made: Gradients) -> None:
         """Enqueue the way of a slot's gradients to their owner on torch's current stream."""
         at = self.plan.slots[slot]
-        dk, dv = (t[:, :, at.start : at.start + at.rows] for t in (made.dk, made.dv))
-        split = dk.shape[0] > 1
-        self.transport.push(at.source, at.chunk, (dk.sum(0), dv.sum(0)) if split else (dk[0], dv[0]))
+        dk, dv = (over_splits(t[:, :, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
+        self.transport.push(at.source, at.chunk, (dk, dv))
 
     def add_up(self, made: Gradients, out: Pair) -> None:
-        """Write the gradients of own keys: own part, then those of readers by rank, on torch's current stream."""
-        if self.device.type == "cuda":
-            exchange.sum_gradients(self._sum_table(), (made.dk, made.dv), out, self.words.failed.data_ptr())
-            return
-        for i, grads in enumerate((made.dk, made.dv)):
-            for rows, slot, readers, chunk in self._own_chunks:
-                parts = [grads[:, :, slot.start : slot.start + slot.rows].sum(0)] if slot is not None else []
-                parts += [self.transport.staged(r, chunk)[i] for r in readers]
-                out[i][:, rows] = sum(parts[1:], parts[0]) if parts else 0
+        """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
+        self.sums.add((made.dk, made.dv), out, self.words.failed.data_ptr())
 
     def _report(self) -> None:
         """What a kernel that has ended without reports says of its gradients: all are complete."""
@@ -412,36 +405,12 @@ class Overlapped:
     def fill(self, half: int, k: Tensor, v: Tensor) -> None:
         """Own keys to the right end of the buffer, and to where other ranks copy them from."""
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-        for start, rows in self._own_runs:
+        for start, rows in self._runs:
             self.keys[start : start + rows.stop - rows.start].copy_(k[rows])
             self.values[start : start + rows.stop - rows.start].copy_(v[rows])
         if (readable := self.transport.own(half)) is not None:
             readable[0].copy_(k)
             readable[1].copy_(v)
-
-    @cached_property
-    def _own_runs(self) -> list[tuple[int, slice]]:
-        """(place in the buffer, rows of the own tensors): own chunks that rows of this rank see, neighbours joined."""
-        runs: list[tuple[int, slice]] = []
-        for rows, slot, _, _ in self._own_chunks:
-            if slot is None:
-                continue
-            if runs and runs[-1][1].stop == rows.start and runs[-1][0] + rows.start - runs[-1][1].start == slot.start:
-                runs[-1] = runs[-1][0], slice(runs[-1][1].start, rows.stop)
-            else:
-                runs.append((slot.start, rows))
-        return runs
-
-    @cached_property
-    def _own_chunks(self) -> list[_Own]:
-        slots = {s.chunk: s for s in self.plan.slots[: self.plan.own]}
-        out, at = [], 0
-        for chunk in self.layout.chunks_of(self.plan.rank):
-            size = self.layout.size_of(chunk)
-            readers = tuple(r for r, chunks in self.plan.lends if chunk in chunks)
-            out.append(_Own(slice(at, at + size), slots.get(chunk), readers, chunk))
-            at += size
-        return out
 
     # ---- places and tables
 
@@ -488,33 +457,6 @@ class Overlapped:
                 pairs += zip(self._rows(slot), self.transport.readable(at.source, half, at.chunk), strict=True)
             self._copies[half] = exchange.copy_table(pairs, self.device)
         return self._copies[half]
-
-    def _sum_table(self) -> exchange.SumTable:
-        if self._sums is None:
-            self._sums = exchange.SumTable.of(self._addends(), self.device)
-        return self._sums
-
-    def _addends(self) -> list[exchange.Addend]:
-        out = []
-        own_rows = self.layout.local_length(self.plan.rank)
-        for which, dim in enumerate((self.shape.dim_k, self.shape.dim_v)):
-            row = self.shape.heads * dim
-            for rows, slot, readers, chunk in self._own_chunks:
-                size = (rows.stop - rows.start) * row
-                for b in range(self.shape.batch):
-                    own = None if slot is None else (b * self.plan.rows + slot.start) * row
-                    parts = tuple(self.transport.staged(r, chunk)[which][b].data_ptr() for r in readers)
-                    out.append(exchange.Addend(which, (b * own_rows + rows.start) * row, own, size, parts))
-        return out
-
-
-class _Own(NamedTuple):
-    """An own chunk: its rows in the rank's tensors, its slot if rows of this rank see it, and who else does."""
-
-    rows: slice
-    slot: Slot | None
-    readers: tuple[int, ...]
-    chunk: int
 
 
 @dataclass(frozen=True, slots=True)

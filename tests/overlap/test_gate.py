@@ -6,15 +6,19 @@ import ctypes
 import re
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from maskc.codegen.disasm import disassemble, find_nvdisasm, opcodes
+from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec
 from maskc.codegen.nvrtc import Cubin, compile_cubin
+from maskc.codegen.render import CudaSource
 from maskc.codegen.shipped import shipped
 from maskc.codegen.spec import GATE_SLOTS, KernelSpec, MaskForm
-from maskc.runtime import hopper
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import exchange, hopper, hopper_bwd
 from maskc.runtime.plan import CHUNK_LIMIT
 from tests.codegen.sass_loops import loops, tensor_loops
 
@@ -126,3 +130,97 @@ def test_the_wait_acquires_fences_and_gives_up() -> None:
     assert order[:looks] == ["LDG.E.STRONG.SYS"] * looks
     assert looks in (2, 3), "the flag, the stop word, and perhaps the flag again"
     assert order[looks + 1] == "UTMALDG"
+
+
+# ---------------------------------------------------------------- backward, and the kernels around both
+
+BACKWARD = {
+    f"{name}-{dim}{'-det' if d else ''}": replace(select_backward(form, dim, "bf16", deterministic=d), gated=True)
+    for name, form in (("full", FULL), ("two-sided", TWO_SIDED), ("everything", EVERYTHING))
+    for dim in (64, 128, 256)
+    for d in (False, True)
+}
+EVERY_BACKWARD = [pytest.param(n, id=n, marks=() if n in QUICK else pytest.mark.kernels) for n in BACKWARD]
+
+
+def text_of(source: CudaSource) -> str:
+    return source.text + "".join(text for _, text in source.headers)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_without_the_flag_nothing_of_the_backward_gate_is_rendered(name: str) -> None:
+    plain, gated = (text_of(replace(BACKWARD[name], gated=g).source()) for g in (False, True))
+    for word in ("gate", "system.cuh", "arrival.cuh", "tile_finished"):
+        assert word not in plain.lower()
+        assert word in gated
+    assert "-gated" in str(BACKWARD[name])
+
+
+@pytest.mark.parametrize("name", EVERY_BACKWARD)
+def test_backward_compiles_clean(name: str) -> None:
+    """No spills; the loops with tensor instructions are those of the kernel without a gate."""
+    spec = BACKWARD[name]
+    cubins = [compile_cubin(replace(spec, gated=g).source()) for g in (False, True)]
+    assert cubins[1].notes == ()
+    assert cubins[1].spills <= cubins[0].spills
+    if find_nvdisasm() is None:
+        return
+    counts = [opcodes(disassemble(c.image)) for c in cubins]
+    for op in ("HGMMA", "UTMALDG", "MUFU", "LDL", "STL"):
+        assert counts[0][op] == counts[1][op], op
+
+
+def test_gradients_are_reported_after_they_are_stored() -> None:
+    """A fence, the count, and a release of system scope, in this order; the wait stands before the first load."""
+    if find_nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    sass = disassemble(compile_cubin(BACKWARD["two-sided-128"].source()).image)
+    order = re.findall(
+        r"LDG\.E\.STRONG\.SYS|FENCE\.VIEW\.ASYNC\.G|UTMALDG|ATOMG\S*ADD|MEMBAR\S*GPU|MEMBAR\S*SYS|ST\.E\.STRONG\.SYS|STG\.E\.STRONG\.SYS",
+        sass,
+    )
+    assert order.index("FENCE.VIEW.ASYNC.G") < order.index("UTMALDG")
+    count = next(i for i, op in enumerate(order) if op.startswith("ATOMG"))
+    assert any("MEMBAR" in op for op in order[:count])
+    assert any(op.endswith("STRONG.SYS") and op.startswith("ST") for op in order[count:])
+
+
+def fields_of(text: str, name: str) -> list[tuple[str, object]]:
+    """(field, ctype) of a C struct; arrays of pointers or numbers of a fixed length."""
+    body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL)
+    assert body
+    kinds = {"u32": ctypes.c_uint32, "int": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
+    out: list[tuple[str, object]] = []
+    for line in body[1].splitlines():
+        found = re.match(r"\s*(?:const )?([\w ]+?)((?:\*| const\*| const\* const\*)*) ([\w, \[\]]+);", line)
+        if not found:
+            continue
+        for field in found[3].split(", "):
+            plain, _, length = field.partition("[")
+            kind: Any = ctypes.c_void_p if "*" in found[2] else kinds[found[1].strip()]
+            out.append((plain, kind * int(length[:-1]) if length else kind))
+    return out
+
+
+def same_fields(text: str, name: str, struct: type[ctypes.Structure]) -> None:
+    wanted = fields_of(text, name)
+    got = [(n, k) for n, k, *_ in struct._fields_]
+    assert [n for n, _ in got] == [n for n, _ in wanted]
+    assert [ctypes.sizeof(k) for _, k in got] == [ctypes.sizeof(k) for _, k in wanted]  # type: ignore[arg-type]
+
+
+def test_structs_of_the_other_kernels_are_the_same_in_c_and_python() -> None:
+    backward = dict(BACKWARD["two-sided-128"].source().headers)["bwd/shared.cuh"]
+    same_fields(backward, "GateTables", hopper_bwd.GateTables)
+    text = exchange_source().text
+    for name in ("SumParams", "SpoilParams", "CopyParams"):
+        same_fields(text, name, getattr(exchange, f"_{name}"))
+    for name, row in (("Piece", exchange._PIECE), ("Part", exchange._PART)):
+        wanted = fields_of(text, name)
+        assert sum(ctypes.sizeof(k) for _, k in wanted) == row.itemsize  # type: ignore[arg-type]
+
+
+def test_exchange_kernels_compile_clean() -> None:
+    cubin = compile_cubin(exchange_source())
+    assert cubin.notes == ()
+    assert cubin.spills == 0

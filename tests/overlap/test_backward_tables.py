@@ -1,0 +1,161 @@
+"""Order of the backward's work, tables of its gate, and of the sum: integers, no GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskc.codegen.spec import MaskForm
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime.exchange import Addend, SumTable, copy_table
+from maskc.runtime.localize import localize
+from maskc.runtime.overlap_plan import ITEM_LIMIT, backward_items, overlap_plan
+from maskc.runtime.overlap_sum import GradientSum
+from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
+from maskc.runtime.plan import plan
+from maskc.runtime.transport import KeyShape, Loopback
+from tests.dist.cases import FORMS, Case, vectors
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def work(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int, list[float]]:  # type: ignore[type-arg]
+    """(last slot by tile, load, own slots, group, arrivals)."""
+    tiles, units, slots = draw(st.integers(1, 12)), draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    latest = np.array(sorted(draw(st.lists(st.integers(0, slots - 1), min_size=tiles, max_size=tiles)), reverse=True))
+    load = np.array(draw(st.lists(st.lists(st.integers(0, 9), min_size=tiles, max_size=tiles), min_size=units, max_size=units)))
+    own = draw(st.integers(0, slots))
+    gaps = draw(st.lists(st.floats(0, 50), min_size=slots, max_size=slots))
+    return latest, load, own, draw(st.integers(1, units)), np.cumsum(gaps).tolist()
+
+
+@given(work())
+def test_every_item_once_and_chunks_of_others_in_the_order_of_arrival(given: object) -> None:
+    latest, load, own, group, arrivals = given  # type: ignore[misc]
+    items = backward_items(latest, load, own, group, arrivals, 1.0)
+    units, tiles = load.shape
+    assert sorted(items.tolist()) == sorted(t | u << 16 for u in range(units) for t in range(tiles))
+    stages = [int(latest[i & 0xFFFF]) for i in items]
+    foreign = [s for s in stages if s >= own]
+    assert foreign == sorted(foreign)
+
+
+@given(work())
+def test_own_tiles_fill_the_time_before_a_chunk_and_no_more(given: object) -> None:
+    """By the planned clock a chunk starts late only when nothing was left to do, and own work delays it by one tile at most."""
+    latest, load, own, group, arrivals = given  # type: ignore[misc]
+    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in backward_items(latest, load, own, group, arrivals, 1.0)]
+    last = max((n for n, (t, _) in enumerate(items) if latest[t] >= own), default=-1)
+    clock, before = 0.0, 0.0
+    for n, (tile, unit) in enumerate(items[: last + 1]):
+        slot = latest[tile]
+        if slot >= own:
+            idle = arrivals[slot] - clock
+            assert idle <= 1e-6 or not any(latest[t] < own for t, _ in items[n:]), "idle though own tiles are left"
+            clock = max(clock, arrivals[slot])
+        else:
+            upcoming = next(arrivals[latest[t]] for t, _ in items[n:] if latest[t] >= own)
+            assert clock < upcoming + 1e-6, "an own tile before a chunk that is there"
+        before = clock
+        clock = before + float(load[unit, tile])
+
+
+def test_limits_of_an_item() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        backward_items(np.zeros(ITEM_LIMIT + 1, dtype=np.int64), np.zeros((1, ITEM_LIMIT + 1), dtype=np.int64), 1, 1, [0.0], 1.0)
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
+    case = Case(
+        2, 700, number, FORMS[number % len(FORMS)], causal=number % 2 == 0, chunk=96, heads=(4, 2, 2), batch=(2, 1 + number % 2)
+    )
+    v = vectors(case)
+    p = plan(v, world_size=2, chunk=96)
+    o = overlap_plan(p, 1)
+    local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
+    spec = select_backward(MaskForm(lts=True), 128, "bf16", deterministic=deterministic)
+    units = Units(2, 4, 2, 2, 1)
+    tables = backward_tables(local, o, spec, units, expected_arrivals(o, 1024, 1e9, 1e-6), 132, CPU)
+    tiles = -(-o.rows // spec.block_kv)
+    assert len(tables.items) == 2 * 2 * 2 * tiles
+    ranges = o.block_slots(spec.block_kv)
+    words = tables.blocks.numpy().view(np.uint32)
+    assert [(int(w) & 0xFFFF, int(w) >> 16) for w in words] == [tuple(r) for r in ranges.tolist()]
+    for slot, at in enumerate(o.slots):
+        touched = {t for t in range(tiles) if t * spec.block_kv < at.start + at.rows and (t + 1) * spec.block_kv > at.start}
+        assert tables.tiles[slot] == len(touched)
+    if deterministic:
+        order = [(int(i) & 0xFFFF, int(i) >> 16) for i in tables.items]
+        for unit in range(8):
+            assert [t for t, u in order if u == unit] == list(range(tiles))
+
+
+def test_units_find_their_masks() -> None:
+    """As `work_of` in bwd/shared.cuh.j2 computes it."""
+    case = Case(2, 64, 0, "lts", heads=(8, 4, 2), batch=(2, 2))
+    v = vectors(case)
+    units = Units(2, 8, 4, 2, 1)
+    found = units.masks(v)
+    for unit in range(16):
+        split, kv_head, item = unit % 2, unit // 2 % 4, unit // 8
+        first_head = (kv_head * 2 + split) * 1
+        assert found[unit] == item * v.heads + first_head // (8 // v.heads)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_sum_as_a_table_gives_the_sum(batch: int) -> None:
+    """The table's addends, carried out in Python, against the torch path of the same object."""
+    case = Case(3, 48, 1, "none", causal=False, chunk=8, order="balanced", heads=(2, 2, 1), batch=(batch, 1), dims=(8, 4))
+    p = case.plan(vectors(case))
+    o = overlap_plan(p, 1)
+    shape = KeyShape(batch, 2, 8, 4, torch.float32)
+    link = Loopback(p.keys, 1, o.sources, shape, pinned=False, lends=o.lends)
+    sums = GradientSum(o, p.keys, shape, link, CPU)
+    g = torch.Generator().manual_seed(0)
+    splits = 2
+    made = [torch.randn(splits, batch, o.rows, 2, d, generator=g) for d in (8, 4)]
+    rows = p.keys.local_length(1)
+    out = [torch.zeros(batch, rows, 2, d) for d in (8, 4)]
+    staged = {(r, c): link.staged(r, c) for r, chunks in o.lends for c in chunks}
+    for pair in staged.values():
+        for t in pair:
+            t.normal_(generator=g)
+    by_address = {t[b].data_ptr(): t[b].flatten() for pair in staged.values() for t in pair for b in range(batch)}
+    assert by_address
+    addends = sums.addends()
+    for a in addends:
+        total = torch.zeros(a.elements)
+        if a.own is not None:
+            for s in range(splits):
+                total += made[a.which][s].flatten()[a.own : a.own + a.elements]
+        for address in a.parts:
+            total += by_address[address]
+        out[a.which].view(-1)[a.out : a.out + a.elements] = total
+    want = [torch.zeros_like(t) for t in out]
+    sums.add_on_host((made[0], made[1]), (want[0], want[1]))
+    for got, wanted in zip(out, want, strict=True):
+        torch.testing.assert_close(got, wanted)
+    table = SumTable.of(addends, CPU)
+    assert table.count == len(addends) == 2 * batch * len(p.keys.chunks_of(1))
+    assert table.pieces.numel() == 40 * len(addends)
+    assert table.parts.numel() == 8 * sum(len(a.parts) for a in addends)
+
+
+def test_copies_that_are_not_one_piece_are_refused() -> None:
+    t = torch.zeros(4, 4)
+    assert copy_table([(t, t)], CPU).numel() == 24
+    with pytest.raises(ValueError, match="no plain copy"):
+        copy_table([(t, t.T)], CPU)
+    with pytest.raises(ValueError, match="no plain copy"):
+        copy_table([(t, t[:2])], CPU)
+
+
+def test_an_empty_addend_list() -> None:
+    table = SumTable.of([Addend(0, 0, None, 0, ())], CPU)
+    assert table.longest == 0
