@@ -151,6 +151,33 @@ def inflow() -> str:
     return table(["128K", *ways], [[name, *(cells.get(w, "") for w in ways)] for name, cells in found.items()])
 
 
+def _pack(which: str) -> Row:
+    """`causal document (histogram),16,4,HCC-IPO`: mask, ranks, nodes, way."""
+    mask, world, nodes, way = which.split(",")
+    wanted = {"mask": mask, "world": int(world), "nodes": int(nodes), "way": way}
+    found = [r for r in rows_of("balance_masks", key="balance") if all(r[n] == x for n, x in wanted.items())]
+    if not found:
+        raise NoData("balance_masks")
+    return found[0]
+
+
+def imbalance(which: str) -> str:
+    """Peak over mean workload, mean over the packs."""
+    return f"{_pack(which)['imbalance_mean']:.3f}"
+
+
+def inflow_rows(which: str) -> str:
+    """Rows of K and V that enter the busiest node, mean over the packs."""
+    return f"{_pack(which)['inflow_rows_mean']:,.0f}"
+
+
+def worst_pack() -> str:
+    """The largest peak over mean workload on one node with balanced ranks."""
+    found = [r for r in rows_of("balance_masks", key="balance") if r["nodes"] == 1 and r["way"] == "HCC-IPO"]
+    worst = max(found, key=lambda r: r["imbalance_max"])
+    return f"{worst['imbalance_max']:.3f} ({worst['mask']}, P = {worst['world']})"
+
+
 def pruned() -> str:
     rows = rows_of("balance_masks", key="pruned")
     worlds = sorted({r["world"] for r in rows})
@@ -318,7 +345,8 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow, pruned, pruned_share,
+    scaling, scaling_rates, scaled, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow,
+    imbalance, inflow_rows, worst_pack, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
     training_gpus, ablation, ablated,
 )  # fmt: skip
