@@ -165,9 +165,9 @@ def test_backward_compiles_clean(name: str) -> None:
     assert cubins[1].spills <= cubins[0].spills
     if find_nvdisasm() is None:
         return
-    counts = [opcodes(disassemble(c.image)) for c in cubins]
-    for op in ("HGMMA", "UTMALDG", "MUFU", "LDL", "STL"):
-        assert counts[0][op] == counts[1][op], op
+    plain, gated = (disassemble(c.image) for c in cubins)
+    for op in ("HGMMA", "UTMALDG", "MUFU.EX2", "LDL", "STL"):
+        assert plain.count(op) == gated.count(op), op
 
 
 def test_gradients_are_reported_after_they_are_stored() -> None:
@@ -175,10 +175,8 @@ def test_gradients_are_reported_after_they_are_stored() -> None:
     if find_nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
     sass = disassemble(compile_cubin(BACKWARD["two-sided-128"].source()).image)
-    order = re.findall(
-        r"LDG\.E\.STRONG\.SYS|FENCE\.VIEW\.ASYNC\.G|UTMALDG|ATOMG\S*ADD|MEMBAR\S*GPU|MEMBAR\S*SYS|ST\.E\.STRONG\.SYS|STG\.E\.STRONG\.SYS",
-        sass,
-    )
+    ops = (r"LDG\.E\.STRONG\.SYS", r"FENCE\.VIEW\.ASYNC\.G", "UTMALDG", r"ATOMG\S*ADD", r"MEMBAR\S*", r"STG?\.E\.STRONG\.SYS")
+    order = re.findall("|".join(ops), sass)
     assert order.index("FENCE.VIEW.ASYNC.G") < order.index("UTMALDG")
     count = next(i for i, op in enumerate(order) if op.startswith("ATOMG"))
     assert any("MEMBAR" in op for op in order[:count])
