@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.localize import take
 from maskc.runtime.schedule import Route
 
+DEFAULT_TIMEOUT = 600.0
 Pair = tuple[torch.Tensor, torch.Tensor]
 """(K, V) or (dK, dV) of one chunk: [B, rows, Hk, D] and [B, rows, Hk, Dv], of one dtype."""
 
@@ -104,6 +106,16 @@ def _device_types(group: Any) -> tuple[str, ...]:
 def process_group(peer: Peer) -> Any:
     """The group object, the default one where none was named."""
     return peer.group if peer.group is not None else dist.group.WORLD
+
+
+def group_timeout(peer: Peer) -> float:
+    """Seconds after which the group gives up; torch tells it in no public way."""
+    group = process_group(peer)
+    try:
+        found = group._get_backend(torch.device(_device_types(group)[0])).options._timeout
+    except (AttributeError, RuntimeError):
+        return DEFAULT_TIMEOUT
+    return found.total_seconds() if isinstance(found, timedelta) else DEFAULT_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +245,8 @@ def gather_numbers(peer: Peer, mine: Sequence[int], device: torch.device, what: 
     own = torch.tensor(mine, dtype=torch.int64, device=device)
     rows = [torch.empty_like(own) for _ in range(peer.world)]
     with named_failure(what, peer):
-        dist.all_gather(rows, own, group=peer.group)
+        work = dist.all_gather(rows, own, group=peer.group, async_op=True)
+        work.wait(timedelta(seconds=group_timeout(peer)))  # named, it ends waiting over NCCL too, whose waits are the stream's
     return [row.tolist() for row in rows]
 
 
@@ -299,11 +312,13 @@ def _all_to_all(peer: Peer, parts: Sequence[torch.Tensor], counts: Sequence[int]
     flat = torch.cat([p.reshape(-1) for p in parts])
     buffer = torch.empty(sum(counts) * tail.numel(), dtype=flat.dtype, device=flat.device)
     with named_failure(what, peer):
-        dist.all_to_all_single(
+        work = dist.all_to_all_single(
             buffer.view(torch.uint8),
             flat.view(torch.uint8),
             [c * unit for c in counts],
             [len(p) * unit for p in parts],
             group=peer.group,
+            async_op=True,
         )
+        work.wait()
     return [part.view(-1, *tail) for part in torch.split(buffer, [c * tail.numel() for c in counts])]

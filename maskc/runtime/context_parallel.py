@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,10 +25,7 @@ from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.remember import remembered
 from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of, vectors_on
-from maskc.runtime.schedule import STRATEGIES
-
-if TYPE_CHECKING:
-    from maskc.runtime.overlap import Executor
+from maskc.runtime.schedule import DIRECT, STRATEGIES
 
 LOG = logging.getLogger("maskc")
 GATHER_LIMIT = 2 << 30
@@ -37,8 +34,6 @@ STAGE_SHARE = 0.2
 """Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
 DIRECT_SHARE = 0.01
 """The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done."""
-DIRECT: tuple[Executor, ...] = ("gated", "copy-then-attend", "sm-copy")
-"""Strategies that need memory which all ranks can reach (`maskc.runtime.gated`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +176,10 @@ def _reaching(call: Call, asked: str, q: Tensor, k: Tensor, v: Tensor) -> Call:
     The ranks have agreed on the call, so all of them find this out together.
     """
     name = call.schedule.strategy
-    if (taken := next((e for e in DIRECT if e == name), None)) is not None:
+    if name in DIRECT:
         from maskc.runtime import gated
 
-        way = gated.direct(call.peer, call.plan, call.part, taken, k, v)
+        way = gated.direct(call.peer, call.plan, call.part, name, k, v)
         if isinstance(way, str):
             if asked != "auto":
                 raise error("M723", way, None, 'strategy="auto" goes without')
@@ -237,8 +232,9 @@ def _call(
 
 def check_strategy(strategy: str) -> None:
     """Raise M713 for an unknown strategy."""
-    if strategy != "auto" and strategy not in STRATEGIES:
-        raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
+    known = (*STRATEGIES, *DIRECT)
+    if strategy != "auto" and strategy not in known:
+        raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(known)}, auto")
 
 
 def check_plan(plan: AttentionPlan, world: int, rank: int, q: Tensor, k: Tensor) -> None:

@@ -8,7 +8,7 @@ gradients of keys are NaN from then on, and the next call raises.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class Direct:
     executor: Executor
 
 
-def direct(peer: Peer, plan: AttentionPlan, part: int, executor: Executor, k: Tensor, v: Tensor) -> Direct | str:
+def direct(peer: Peer, plan: AttentionPlan, part: int, executor: str, k: Tensor, v: Tensor) -> Direct | str:
     """The way of a call, with room for it, or why there is none. All ranks enter the first time, with equal plans.
 
     Raises MaskcError M721 once where the last one broke.
@@ -49,7 +49,7 @@ def direct(peer: Peer, plan: AttentionPlan, part: int, executor: Executor, k: Te
     if isinstance(link, str):
         return link
     link.reserve(room_of(orders(plan, part), plan.keys, key_shape(k, v)))
-    return Direct(link, executor)
+    return Direct(link, next(known for known in get_args(Executor) if known == executor))
 
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,7 +35,6 @@ Made = TypeVar("Made")
 KINDS: tuple[Kind, ...] = ("ready", "done", "sent", "free")
 """Words between ranks."""
 ALIGNMENT = 512
-DEFAULT_TIMEOUT = 600.0
 GROWTH = 1.25
 """Memory is asked for with so much to spare, for sizes change with the plans."""
 
@@ -208,7 +206,7 @@ def _make(peer: Peer, device: torch.device) -> Link | str:
     words = shared_file(peer, words_size(peer.world))
     if isinstance(words, str):
         return words
-    link, reason = _tried(lambda: Link(peer, device, words, group_timeout(peer, device)))
+    link, reason = _tried(lambda: Link(peer, device, words, comm.group_timeout(peer)))
     if found := _first(peer, reason):
         return found
     assert link is not None
@@ -238,16 +236,6 @@ def _first(peer: Peer, reason: str) -> str:
     if not any(refused):
         return ""
     return reason or f"rank {refused.index(1)} cannot share memory; its own log says why"
-
-
-def group_timeout(peer: Peer, device: torch.device) -> float:
-    """Seconds after which the group itself gives up; torch tells it in no public way."""
-    try:
-        options = comm.process_group(peer)._get_backend(device).options
-        found = options._timeout
-    except (AttributeError, RuntimeError):
-        return DEFAULT_TIMEOUT
-    return found.total_seconds() if isinstance(found, timedelta) else DEFAULT_TIMEOUT
 
 
 # ---------------------------------------------------------------- memory

@@ -7,7 +7,7 @@ of keys and values go back along the same moves, last step first, and are added 
     staged      own chunks first, then groups of peers; partial results are merged
     ring        chunks wander from neighbour to neighbour as far as some rank still needs them
 
-"gated", "copy-then-attend" and "sm-copy" have the moves of all-gather, but each rank takes chunks out of the memory of others.
+"gated", "copy-then-attend" and "sm-copy" have the moves of all-gather (`maskc.runtime.gated`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from itertools import pairwise
 from maskc.diagnostics import error
 from maskc.runtime.layout import Layout
 
-STRATEGIES = ("all-gather", "staged", "ring", "gated", "copy-then-attend", "sm-copy")
+STRATEGIES = ("all-gather", "staged", "ring")
+"""Exchanges, each with moves of its own."""
+DIRECT = ("gated", "copy-then-attend", "sm-copy")
+"""Ways to take the chunks of all-gather out of the memory of other ranks, which all ranks must be able to reach."""
 STAGES = 4
 """Groups of peers of the staged exchange."""
 
@@ -152,8 +155,8 @@ class _Node:
 def _groups(strategy: str, keys: Layout, node_size: int, hierarchical: bool) -> Sequence[_Distance | _Node] | None:
     """Which owners' chunks a rank takes in each step; None for the ring."""
     world = keys.world
-    match strategy:
-        case "all-gather" | "gated" | "copy-then-attend" | "sm-copy":
+    match "all-gather" if strategy in DIRECT else strategy:
+        case "all-gather":
             return [_Distance(world, 0, world)]
         case "staged" if hierarchical:
             return [_Distance(world, 0, 1), _Node(world, node_size, True), _Node(world, node_size, False)]
@@ -164,7 +167,7 @@ def _groups(strategy: str, keys: Layout, node_size: int, hierarchical: bool) -> 
         case "ring":
             return None
         case _:
-            raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(STRATEGIES)}, auto")
+            raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join((*STRATEGIES, *DIRECT))}, auto")
 
 
 def _direct(keys: Layout, wanted: Sequence[frozenset[int]]) -> tuple[Move, ...]:

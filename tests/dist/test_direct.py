@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from maskc.runtime.context_parallel import DIRECT
+from maskc.runtime.schedule import DIRECT
 from tests.dist.cases import FORMS, Case, attend, vectors, verify
 from tests.dist.pool import Pool
 from tests.dist.test_exact import sample

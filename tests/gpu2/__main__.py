@@ -1,8 +1,9 @@
 """`python -m tests.gpu2 --limit SECONDS --out FILE`: two ranks on two GPUs, one process a GPU, over NCCL.
 
-One pair of processes runs all cases; a pair that hangs or dies is replaced. Faults have pairs of their own, two devices in
-one process a third kind; all run beside each other, for nothing here is timed. Without two GPUs: nothing, unless --host,
-which runs the same over Gloo on small sizes.
+A pair of processes runs all cases over NCCL, another those that take keys out of each other's memory; a pair that hangs or
+dies is replaced. Many calls in a row and faults have pairs of their own, two devices in one process a last kind; all run
+beside each other, for nothing here is timed. Without two GPUs: nothing, unless --host, which runs the same over Gloo on
+small sizes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import Any
 import torch
 
 from benchmarks.digest import digest
+from maskc.runtime.schedule import DIRECT
 from tests.gpu2 import cases, devices, faults
 from tests.gpu2.worker import MARK
 
-CASE_SECONDS = 20.0
+GROUP_SECONDS = 10.0
+CASE_SECONDS = 25.0
 START_SECONDS = 45.0
 Record = dict[str, Any]
 
@@ -35,6 +38,7 @@ class Worker:
 
     def __init__(self, *arguments: object, blocking: bool = True) -> None:
         environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu2.worker", *map(str, arguments)],
@@ -91,7 +95,7 @@ def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float) -> lis
         limit = CASE_SECONDS
         if not workers:
             path = rendezvous()
-            workers = [Worker("pair", rank, path, CASE_SECONDS) for rank in range(cases.WORLD)]
+            workers = [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(cases.WORLD)]
             limit = START_SECONDS
         for worker in workers:
             worker.ask(number)
@@ -142,7 +146,7 @@ def _ended(worker: Worker, deadline: float) -> bool:
 
 def run_soak(deadline: float, calls: int) -> Record:
     path, started = rendezvous(), time.monotonic()
-    workers = [Worker("soak", rank, path, CASE_SECONDS, calls) for rank in range(cases.WORLD)]
+    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls) for rank in range(cases.WORLD)]
     answers = [worker.answer(deadline) for worker in workers]
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
@@ -176,16 +180,16 @@ def main() -> int:
     started = time.monotonic()
     deadline = started + args.limit
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
-    with ThreadPoolExecutor(2 if args.host else 16) as pool:
-        broken = [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
-        both = pool.submit(run_devices, deadline) if args.match in "devices" else None
+    with ThreadPoolExecutor(3 if args.host else 16) as pool:
         if not args.host:
             cases.compile_for([c for _, c in numbered[: 2 * len(cases.NAMES)]])
-        results = run_pair(numbered, deadline)
-        if args.match in "soak":
-            results.append(run_soak(deadline, args.soak))
-        results += [f.result() for f in broken]
-        results += both.result() if both is not None else []
+        ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
+        pairs = [pool.submit(run_pair, way, deadline) for way in ways]
+        others = [pool.submit(run_soak, deadline, args.soak)] if args.match in "soak" else []
+        others += [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
+        both = pool.submit(run_devices, deadline) if args.match in "devices" else None
+        results = [r for found in (*pairs, *([both] if both else [])) for r in found.result()]
+        results += [f.result() for f in others]
     failed = [r for r in results if r["problem"]]
     record = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",

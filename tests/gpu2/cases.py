@@ -21,10 +21,10 @@ from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import MaskForm, OutDtype
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import comm, hopper
-from maskc.runtime.context_parallel import DIRECT
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.schedule import DIRECT
 from tests.gpu import check
 from tests.gpu.cases import Case
 from tests.gpu.inputs import NAMES, suite_mask

@@ -1,0 +1,70 @@
+"""The thread that ends waits: when a call hangs, when somebody else gave up, and never otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from maskc.runtime.watch import Watch
+
+
+class End:
+    """Of a call."""
+
+    def __init__(self, ended: bool = False) -> None:
+        self.ended = ended
+
+    def query(self) -> bool:
+        return self.ended
+
+
+def until(what: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return what()
+
+
+def test_a_call_that_does_not_end_is_stopped() -> None:
+    call, stops = End(), []
+    watch = Watch(lambda: "", lambda: stops.append(1), 0.1)
+    watch.entered(call)
+    time.sleep(0.05)
+    assert not stops
+    assert until(lambda: bool(stops))
+    call.ended = True
+    time.sleep(0.1)
+    seen = len(stops)
+    time.sleep(0.2)
+    assert len(stops) == seen, "nothing is left to stop"
+    watch.close()
+
+
+def test_time_counts_from_the_end_of_the_call_before() -> None:
+    first, second, stops = End(), End(), []
+    watch = Watch(lambda: "", lambda: stops.append(1), 0.4)
+    watch.entered(first)
+    watch.entered(second)
+    time.sleep(0.25)
+    first.ended = True
+    time.sleep(0.3)
+    assert not stops, "the second had the GPU for 0.3 s only"
+    second.ended = True
+    watch.close()
+
+
+def test_trouble_stops_at_once() -> None:
+    stops: list[int] = []
+    watch = Watch(lambda: "rank 1 gave up", lambda: stops.append(1), 60.0)
+    watch.entered(End())
+    assert until(lambda: bool(stops))
+    watch.close()
+
+
+def test_what_has_ended_is_in_no_trouble() -> None:
+    stops: list[int] = []
+    watch = Watch(lambda: "rank 1 gave up", lambda: stops.append(1), 0.0)
+    watch.entered(End(ended=True))
+    time.sleep(0.2)
+    assert not stops
+    watch.close()
