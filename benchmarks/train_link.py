@@ -1,7 +1,9 @@
 """Other ranks as pinned host memory, for whole training steps of one simulated rank: a `maskc.runtime.transport.Transport`.
 
-The keys of the whole sequence lie there once, by position, and never change, so the other ranks are always ready. Gradients
-leave to and come from the same kind of memory. What crosses nodes is copied `slowness` times.
+The keys of the whole sequence lie there once, by position, and never change, so the other ranks are always ready. The link to
+host memory has about the rate of one between nodes; inside a node it is `inside` times faster, so of a chunk that stays
+inside, only that part is copied: the rest lies in the buffer from the first time. Gradients leave in the same way, and what
+other ranks send counts as there when what this rank sends has left, for all of them do the same.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Memory:
         generator = torch.Generator().manual_seed(0)
         self.shape, self.device, self.pinned = shape, device, pinned
         self.keys = shape.empty(rows, "cpu", pinned)
-        self.left, self.came = (shape.gradients(rows, "cpu", pinned) for _ in range(2))
+        self.left, self.came = shape.gradients(rows, "cpu", pinned), shape.gradients(rows, device)
         for k, g in zip(self.keys, self.came, strict=True):
             k.copy_(torch.randn(k.shape, generator=generator, dtype=torch.float32))
             g.copy_(1e-3 * torch.randn(g.shape, generator=generator, dtype=torch.float32))
@@ -77,9 +79,12 @@ class Memory:
 class Link:
     """The transport of one simulated rank."""
 
-    def __init__(self, part: Part, keys: Layout, memory: Memory, slowness: int) -> None:
-        self.part, self.keys, self.memory, self.slowness = part, keys, memory, slowness
-        words = torch.tensor([READY, 0], dtype=torch.int32)
+    def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
+        self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
+        self._complete: set[int] = set()  # chunks that lie in the key buffer
+        pulls = part.plan.pulls
+        self._last_owner = pulls[-1].source if pulls else None
+        words = torch.tensor([READY, 0, 0 if pulls else READY], dtype=torch.int32)
         self._words = words.pin_memory() if memory.pinned else words
         self._epochs = Epochs()
         most = max((keys.size_of(c) for c in part.carried), default=0)
@@ -89,15 +94,19 @@ class Link:
         return self._epochs.begin(readers, owners)
 
     def address(self, word: Word) -> int:
+        """Of three words: one that is always there, one for what nobody reads, one for gradients that have left."""
         mine = word.holder == self.part.plan.rank
+        if word.kind == "sent" and (mine or word.holder == self._last_owner):
+            return self._words.data_ptr() + 8
         return self._words.data_ptr() + (0 if mine else 4)
 
     def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
-        self._copied(chunk, into, self.readable(rank, half, chunk))
+        rows = self._rows(chunk) if chunk in self._complete else self.keys.size_of(chunk)
+        self._complete.add(chunk)
+        _copied(rows, into, self.readable(rank, half, chunk))
         if self._last(chunk):
             for c in self.part.carried:
-                passing = tuple(t[: self.keys.size_of(c)] for t in self._passing)
-                self._copied(c, passing, self.readable(rank, half, c), across=True)
+                _copied(self.keys.size_of(c), self._passing, self.readable(rank, half, c))
 
     def readable(self, rank: int, half: int, chunk: int) -> Pair:
         k, v = (t[slice(*self.keys.range_of(chunk))] for t in self.memory.keys)
@@ -107,18 +116,22 @@ class Link:
         return None
 
     def push(self, owner: int, chunk: int, grads: Pair) -> None:
-        self._copied(chunk, _items(self._slice(self.memory.left, chunk)), _items(grads))
+        _copied(self._rows(chunk), _items(self._slice(self.memory.left, chunk)), _items(grads))
         if self._last(chunk):
             for c in self.part.carried:
-                outgoing = tuple(t[:, : self.keys.size_of(c)] for t in self._outgoing)
-                self._copied(c, _items(self._slice(self.memory.left, c)), _items(outgoing), across=True)
+                _copied(self.keys.size_of(c), _items(self._slice(self.memory.left, c)), _items(self._outgoing))
 
     def staged(self, reader: int, chunk: int) -> Pair:
-        """In host memory, which kernels read as it is; the same for every reader."""
+        """The same for every reader."""
         return self._slice(self.memory.came, chunk)
 
     def release(self, epoch: int) -> None:
         """Nothing waits for a word."""
+
+    def _rows(self, chunk: int) -> int:
+        """So many rows take as long over this link as the chunk over the link that it comes by."""
+        size = self.keys.size_of(chunk)
+        return size if chunk in self.part.across else -(-size // self.inside)
 
     def _last(self, chunk: int) -> bool:
         return chunk == self.part.plan.slots[-1].chunk
@@ -127,10 +140,11 @@ class Link:
         k, v = (t[:, slice(*self.keys.range_of(chunk))] for t in pair)
         return k, v
 
-    def _copied(self, chunk: int, into: Iterable[Tensor], source: Iterable[Tensor], across: bool = False) -> None:
-        for a, b in zip(into, source, strict=True):
-            for _ in range(self.slowness if across or chunk in self.part.across else 1):
-                copy(a, b)
+
+def _copied(rows: int, into: Iterable[Tensor], source: Iterable[Tensor]) -> None:
+    """The first rows of every tensor."""
+    for a, b in zip(into, source, strict=True):
+        copy(a[:rows], b[:rows])
 
 
 def _items(pair: Iterable[Tensor]) -> list[Tensor]:

@@ -12,6 +12,7 @@ import torch
 import maskc
 from benchmarks import train, train_ablation, train_gpus, train_link, train_steps
 from benchmarks.train_model import MLP, Experts, Shape
+from maskc.runtime.overlap import Gradients
 from maskc.runtime.transport import KeyShape
 
 SMALL = (
@@ -103,6 +104,7 @@ def test_a_simulated_rank_attends_to_the_keys_of_the_others(variant: train_ablat
         mine = torch.cat([torch.arange(*p.rows.range_of(c)) for c in p.rows.chunks_of(r)])
         q, k, v, dout = (torch.randn(1, len(mine), h, 8, dtype=torch.float64) for h in (2, 1, 1, 2))
         leaves = [x.requires_grad_() for x in (q, k, v)]
+        rank.attend(*leaves)  # from the second time on, only parts of chunks are copied
         out = rank.attend(*leaves)
         keys, values = (t.transpose(0, 1).index_copy(1, mine, x) for t, x in zip(memory.keys, (k, v), strict=True))
         want = dense(spec.vectors(96, 96).masked()[:, :, mine], q, keys, values)
@@ -139,17 +141,27 @@ def test_routing_over_nodes_lets_a_chunk_in_once() -> None:
             assert all(x.source == p.keys.owner[x.chunk] for part in parts for x in part.plan.slots)
 
 
-def test_slow_copies_are_those_that_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, p, memory, shape, s = _ablated(train_ablation.ROWS[-1])
     copied: list[int] = []
     monkeypatch.setattr(train_link, "copy", lambda into, source: copied.append(into.numel()))
     rank = train_ablation.Rank(spec, p, 3, "gated", memory, shape, s)
     part = train_link.part_of(p, 3)
-    for slot in range(part.plan.own, len(part.plan.slots)):
-        rank.over.pull(slot, 0)
-    inside = [x.chunk for x in part.plan.pulls if x.chunk not in part.across]
-    times = [*inside, *(2 * [*part.across, *part.carried])]
-    assert sum(copied) == 2 * 8 * sum(p.keys.size_of(c) for c in times)
+    foreign = range(part.plan.own, len(part.plan.slots))
+    rows = {x.chunk: p.keys.size_of(x.chunk) for x in part.plan.pulls}
+    carried = sum(p.keys.size_of(c) for c in part.carried)
+    fast = {c: n if c in part.across else -(-n // train_ablation.INSIDE) for c, n in rows.items()}
+    assert 0 < sum(fast.values()) < sum(rows.values())
+    for expected in (rows, fast, fast):
+        copied.clear()
+        for slot in foreign:
+            rank.over.pull(slot, 0)
+        assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
+    copied.clear()
+    grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, part.plan.rows, 1, 8) for _ in range(2)))
+    for slot in foreign:
+        rank.over.push(slot, grads)
+    assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)
 
 
 @pytest.mark.parametrize(
