@@ -21,11 +21,15 @@ from maskc.runtime.transport import KeyShape, Pair, copy
 
 
 class Symmetric:
-    """keys: the key layout. plan: of this rank. shape: of K and V. The link has the room of `room_of`."""
+    """keys: the key layout. plan: of this rank. shape: of K and V. The link has the room of `room_of`.
+
+    It looks at the link's memory as it is now, so it goes when that grows.
+    """
 
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank
         self._lent = dict(plan.lends)
+        self._views: dict[tuple[int, int, int], Pair] = {}
         self._taken = {o: tuple(sorted(s.chunk for s in plan.pulls if s.source == o)) for o in plan.sources}
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
@@ -40,8 +44,11 @@ class Symmetric:
             comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
 
     def readable(self, rank: int, half: int, chunk: int) -> Pair:
+        if (known := self._views.get((rank, half, chunk))) is not None:
+            return known
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         k, v = (t[start : start + self.keys.size_of(chunk)] for t in self._half(rank, half))
+        self._views[rank, half, chunk] = k, v
         return k, v
 
     def own(self, half: int) -> Pair | None:
