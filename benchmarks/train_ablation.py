@@ -38,6 +38,8 @@ from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape
 
 SPARSITIES = (0.70, 0.80, 0.86)
+CHUNKS = 4
+"""Of a rank: enough to be within 1 % of even, and few enough copies for the host to keep ahead."""
 NODES = 2
 PACKS = 2
 """Documents of one sparsity that the steps are divided over."""
@@ -64,7 +66,7 @@ class Variant:
             spec,
             world_size=world,
             nodes=NODES if world % NODES == 0 else 1,
-            chunk=max(1, rows // (8 * world)),
+            chunk=max(1, rows // (CHUNKS * world)),
             order=self.order,
             prune=self.prune,
             hierarchical=self.hierarchical and world % NODES == 0,
