@@ -53,9 +53,12 @@ def scaled() -> str:
 
 
 def fits() -> str:
-    """Cost of a PARTIAL tile over an UNMASKED one, fitted to the measured times of ranks."""
-    found = [f"{r['fit']['partial'] / r['fit']['unmasked']:.2f}" for r in rows_of("scaling", "fit") if "partial" in r["fit"]]
-    return ", ".join(found)
+    """Cost of a PARTIAL tile over an UNMASKED one, fitted to the measured times of eight ranks or more: least to greatest."""
+    fitted = [r["fit"] for r in rows_of("scaling", "fit") if "partial" in r["fit"] and r["world"] >= 8]
+    if not fitted:
+        raise NoData("scaling")
+    found = [f["partial"] / f["unmasked"] for f in fitted]
+    return f"{min(found):.2f} to {max(found):.2f}"
 
 
 def peak(which: str) -> str:
