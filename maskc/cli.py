@@ -172,9 +172,11 @@ def diff_command(a: argparse.Namespace) -> int:
 def fuzz_command(a: argparse.Namespace) -> int:
     """`maskc fuzz`: a mask on random inputs in every way it can run; status 1 where one is wrong."""
     from maskc.fuzz import fuzz
+    from maskc.report.progress import progress
     from maskc.targets import load
 
-    report = fuzz(load(a.target), cases=a.cases, largest=a.largest, seed=a.seed)
+    with progress("maskc fuzz", a.cases) as tick:
+        report = fuzz(load(a.target), cases=a.cases, largest=a.largest, seed=a.seed, tick=tick)
     print(json.dumps(report.as_json(), indent=2) if a.json else report.render())
     return WRONG_MASK if report.failure is not None else OK
 

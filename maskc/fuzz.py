@@ -97,14 +97,20 @@ class Case:
     rng: random.Random = field(default_factory=random.Random)
 
 
-def fuzz(mask: CompiledMask, *, cases: int = 40, largest: int = 24, seed: int = 0) -> Report:
-    """Run `cases` random inputs of 1 to `largest` rows and keys; stops at the first that is wrong."""
+def fuzz(
+    mask: CompiledMask, *, cases: int = 40, largest: int = 24, seed: int = 0, tick: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Run `cases` random inputs of 1 to `largest` rows and keys; stops at the first that is wrong.
+
+    tick: called at the start of each case with its size, for a progress bar.
+    """
     agreed: Counter[str] = Counter()
     refused = 0
     ways = dict(_ways())
     for i in range(cases):
         rng = random.Random(seed * 1_000_003 + i)
         n = 1 + i * largest // max(1, cases)
+        tick(f"{n} tokens")
         env = _environment(mask.fn, rng, n)
         if env is None:
             continue
