@@ -1,12 +1,14 @@
 """What a new mask costs at every step: binding, preparation kernel and schedule, beside FlexAttention's block mask.
 
-    python -m benchmarks.new_mask [--seqlens 8192 32768 131072] [--masks ...] [--peers maskc flex] [--out FILE]
+    python -m benchmarks.new_mask [--seqlens 8192 32768 131072] [--masks ...] [--flex causal_document ...] [--out FILE]
 
-The data of the mask lie on the GPU, as a packing kernel or a copy of the batch would leave them. One process a mask
-compiles everything first, all at the same time; then they are timed one after another. GPU times are those of CUDA
-events around work that was issued while the GPU was kept busy, so they hold no launch gaps; host times are those of
-issuing it. `tables` is the preparation kernel and the schedule of the attention kernels, `step` binding (without
-reading the data back) as well; FlexAttention's is its compiled `create_block_mask` with the same mask.
+The data of the mask lie on the GPU, as a packing kernel or a copy of the batch would leave them. GPU times are those of
+CUDA events around work that was issued while the GPU was kept busy, so they hold no launch gaps; host times are those of
+issuing it. `tables` is the preparation kernel and the schedule of the attention kernels, `step` binding (without reading
+the data back) as well, `checked` binding with its one read. FlexAttention's is its compiled `create_block_mask` with the
+same mask, for a few masks only: it looks at every cell, so its time hardly depends on the mask, and compiling takes long.
+
+One process times maskc, then one process each of FlexAttention's masks; all of them compile at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,53 +32,57 @@ from typing import Any
 from benchmarks.masks import NAMES
 
 SEQLENS = (8192, 32768, 131072)
+FLEX = ("causal_document", "share_question")
 HEAD_DIM = 128
 REPEATS = 10
 BUSY_CYCLES = 20_000_000
 """About 10 ms, during which everything that is timed gets issued."""
-FLEX_CELLS = 1 << 36
-"""Cells of all heads beyond which FlexAttention's block mask is not timed: it looks at every cell."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.new_mask", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seqlens", type=int, nargs="+", default=list(SEQLENS))
     parser.add_argument("--masks", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--peers", nargs="+", default=["maskc", "flex"], choices=["maskc", "flex"])
+    parser.add_argument("--flex", nargs="*", default=list(FLEX), choices=NAMES[1:], help="masks that FlexAttention makes as well")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for all")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "new_mask.json")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=("maskc", "flex"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         return _worker(args)
-    deadline = time.monotonic() + args.timeout
-    options = ["--peers", *args.peers, "--seqlens", *map(str, args.seqlens)]
-    workers = {name: _start([*options, "--worker", name]) for name in args.masks}
+    began = time.monotonic()
+    seqlens = ["--seqlens", *map(str, args.seqlens)]
+    workers = [_start("maskc", [*seqlens, "--masks", *args.masks])] if args.masks else []
+    workers += [_start("flex", [*seqlens, "--masks", name]) for name in args.flex]
     info: dict[str, Any] = {"head_dim": HEAD_DIM, "repeats": REPEATS}
     rows: list[dict[str, Any]] = []
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    ready = {name: _line(worker, deadline) == "ready" for name, worker in workers.items()}
-    for name, worker in workers.items():
-        for reply in _timed(worker, deadline) if ready[name] else ():
+    for worker in workers:  # the first is soon ready; each is let go when the one before has ended
+        for reply in _replies(worker, began + args.timeout):
             info |= reply.pop("info")
             rows.append(reply)
             args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
         worker.kill()
-        if worker.wait() and not any(r["mask"] == name for r in rows):
-            print(f"{name}: no times within {args.timeout} s")
+        worker.wait()
+        print(f"{len(rows)} rows after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(table(rows))
-    return 0 if all(ready.values()) else 1
+    wanted = len(args.seqlens) * (len(args.masks) + len(args.flex))
+    if len(rows) < wanted:
+        print(f"{wanted - len(rows)} of {wanted} rows did not come within {args.timeout} s")
+    return 0 if len(rows) == wanted else 1
 
 
-def _start(options: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.new_mask", *options]
+def _start(peer: str, options: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.new_mask", "--worker", peer, *options]
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers are the parallelism
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def _timed(worker: subprocess.Popen[str], deadline: float) -> Iterator[dict[str, Any]]:
-    """Let a worker take its times, and give its rows as they come."""
+def _replies(worker: subprocess.Popen[str], deadline: float) -> Iterator[dict[str, Any]]:
+    """Wait until a worker has compiled, let it take its times, and give its rows as they come."""
     assert worker.stdin is not None
+    if _line(worker, deadline) != "ready":
+        return
     worker.stdin.write("time\n")
     worker.stdin.flush()
     while (line := _line(worker, deadline)).startswith("{"):
@@ -93,17 +101,23 @@ def _line(worker: subprocess.Popen[str], deadline: float) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = f"{'mask':22} {'S':>6} heads  GPU ms: tables   step   host ms: step  checked  syncs  |  flex GPU ms  host ms  syncs"
-    lines = [head]
+    """Text: maskc beside FlexAttention where both were timed."""
+    flex = {(r["mask"], r["seqlen"]): r for r in rows if r["peer"] == "flex"}
+    lines = [f"{'mask':22} {'S':>6} heads  GPU ms: tables  step  host ms: step  checked  waits  |  flex: GPU ms  host ms  waits"]
     for r in rows:
-        ours = f"{r['tables_gpu_ms']:14.3f} {r['step_gpu_ms']:6.3f} {r['step_host_ms']:14.3f} {r['checked_host_ms']:8.3f}"
-        counts = f"{r['step_syncs']:3} {r['checked_syncs']:2}"
-        peer = f"{r['flex_gpu_ms']:13.3f} {r['flex_host_ms']:8.3f} {r['flex_syncs']:6}" if "flex_gpu_ms" in r else "  not timed"
-        lines.append(f"{r['mask']:22} {r['seqlen']:6} {r['heads']:5}  {ours} {counts}  | {peer}")
+        if r["peer"] == "maskc":
+            ours = f"{r['tables_gpu_ms']:14.3f} {r['step_gpu_ms']:5.3f} {r['step_host_ms']:14.3f} {r['checked_host_ms']:8.3f}"
+            waits = f"{r['step_syncs']:3} {r['checked_syncs']:2}"
+            f = flex.get((r["mask"], r["seqlen"]))
+            peer = f"{f['step_gpu_ms']:12.3f} {f['step_host_ms']:8.3f} {f['step_syncs']:6}" if f else ""
+            lines.append(f"{r['mask']:22} {r['seqlen']:6} {r['heads']:5}  {ours} {waits}  | {peer}".rstrip())
     return "\n".join(lines)
 
 
 # ---------------------------------------------------------------- in a worker process
+
+
+Step = Callable[[], object]
 
 
 def _worker(args: argparse.Namespace) -> int:
@@ -111,66 +125,72 @@ def _worker(args: argparse.Namespace) -> int:
 
     reply_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers print; only replies may reach the parent
-    steps = {n: _steps(args.worker, n, args.peers) for n in args.seqlens}
-    for made in steps.values():
-        for step in made.values():
-            step()
-            step()
-        torch.cuda.synchronize()
+    make = _maskc_steps if args.worker == "maskc" else _flex_steps
+    made = [{seqlen: make(name, seqlen) for seqlen in args.seqlens} for name in args.masks]
+    with ThreadPoolExecutor(len(made)) as pool:  # kernels of different masks compile side by side
+        list(pool.map(_warm, made))
+    torch.cuda.synchronize()
     print("ready", file=reply_to, flush=True)
     if sys.stdin.readline().strip() != "time":
         return 1
     info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for seqlen, made in steps.items():
-        row = {"mask": args.worker, "seqlen": seqlen, "heads": _heads(args.worker), "info": info}
-        for name, step in made.items():
-            row |= {f"{name}_{what}": value for what, value in _measure(step).items()}
-        print(json.dumps(row), file=reply_to, flush=True)
+    for name, by_length in zip(args.masks, made, strict=True):
+        for seqlen, steps in by_length.items():
+            row = {"peer": args.worker, "mask": name, "seqlen": seqlen, "heads": _heads(name), "info": info}
+            for step, call in steps.items():
+                row |= {f"{step}_{what}": value for what, value in _measure(call).items()}
+            print(json.dumps(row), file=reply_to, flush=True)
     return 0
+
+
+def _warm(steps: dict[int, dict[str, Step]]) -> None:
+    for by_name in steps.values():
+        for step in by_name.values():
+            step()
+            step()
 
 
 def _heads(name: str) -> int:
     return 32 if name == "random_eviction" else 1
 
 
-def _steps(name: str, seqlen: int, peers: list[str]) -> dict[str, Callable[[], object]]:
-    """What is timed of one mask at one length."""
+def _maskc_steps(name: str, seqlen: int) -> dict[str, Step]:
     import torch
 
     import maskc
     from benchmarks.masks import mask_case
-    from benchmarks.peers import mask_mod
     from maskc.runtime import hopper, prep
 
     case = mask_case(name, seqlen, heads=_heads(name))
     device = torch.device("cuda", torch.cuda.current_device())
-    steps: dict[str, Callable[[], object]] = {}
-    if "maskc" in peers:
-        mask = maskc.compile(case.mask)
-        inputs = {key: _on_gpu(value) for key, value in case.inputs.items()}
+    mask = maskc.compile(case.mask)
+    inputs = {key: _on_gpu(value) for key, value in case.inputs.items()}
 
-        def bind(validate: bool) -> maskc.BoundMask:
-            return mask.bind(nq=seqlen, nk=seqlen, validate=validate, **inputs)
+    def step(validate: bool) -> object:
+        bound = mask.bind(nq=seqlen, nk=seqlen, validate=validate, **inputs)
+        return bound.schedule(bound.vectors(seqlen, seqlen, device, prep.vectors), HEAD_DIM, hopper.schedule)
 
-        def tables(bound: maskc.BoundMask) -> object:
-            v = bound.vectors(seqlen, seqlen, device, prep.vectors)
-            return bound.schedule(v, HEAD_DIM, hopper.schedule)
+    on_gpu = mask.bind(nq=seqlen, nk=seqlen, **inputs).inputs.to(device)
 
-        checked = bind(True)
-        on_gpu = checked.inputs.to(device)
+    def tables() -> object:
+        return hopper.schedule(prep.vectors(mask, on_gpu, seqlen, seqlen), HEAD_DIM)
 
-        def prepared() -> object:
-            return hopper.schedule(prep.vectors(checked.compiled, on_gpu, seqlen, seqlen), HEAD_DIM)
+    return {"tables": tables, "step": partial(step, False), "checked": partial(step, True)}
 
-        steps |= {"tables": prepared, "step": lambda: tables(bind(False)), "checked": lambda: tables(bind(True))}
-    mod = mask_mod(case, device) if "flex" in peers else None
-    if mod is not None and case.heads * seqlen**2 <= FLEX_CELLS:
-        from torch.nn.attention.flex_attention import create_block_mask
 
-        heads = case.heads if case.heads > 1 else None
-        compiled = torch.compile(create_block_mask, dynamic=False)
-        steps["flex"] = lambda: compiled(mod, None, heads, seqlen, seqlen, device="cuda", BLOCK_SIZE=128)
-    return steps
+def _flex_steps(name: str, seqlen: int) -> dict[str, Step]:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from benchmarks.masks import mask_case
+    from benchmarks.peers import mask_mod
+
+    case = mask_case(name, seqlen, heads=_heads(name))
+    mod = mask_mod(case, torch.device("cuda"))
+    assert mod is not None, "a full mask has no block mask"
+    heads = case.heads if case.heads > 1 else None
+    compiled = torch.compile(create_block_mask, dynamic=False)
+    return {"step": lambda: compiled(mod, None, heads, seqlen, seqlen, device="cuda", BLOCK_SIZE=128)}
 
 
 def _on_gpu(value: Any) -> Any:

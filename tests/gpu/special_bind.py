@@ -264,13 +264,12 @@ def _late_graph() -> str:
     """A graph captured while the vectors are still being made waits for them when it is replayed."""
     qkv, lengths = _operands(), LENGTHS.cuda()
     want = _warm(qkv)
-    first, capturing = torch.cuda.Stream(), torch.cuda.Stream()
-    pool = torch.cuda.graph_pool_handle()
-    torch.cuda.synchronize()
-    for late in (False, True):  # the first capture fills the pool, which may wait for the GPU
-        graph = torch.cuda.CUDAGraph()
+    first, capturing, pool = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]  # the first fills the pool, which may wait for the GPU
+    for graph in graphs:
+        torch.cuda.synchronize()
         with torch.cuda.stream(first):
-            torch.cuda._sleep(LATE if late else 1)
+            torch.cuda._sleep(LATE)
             spec = _bound(lengths)
             maskc.run(spec, *qkv)
         with torch.cuda.stream(capturing):
@@ -309,10 +308,11 @@ def _made_in_a_graph() -> str:
 
 def _freed() -> str:
     """The memory of a mask is not used again while another stream still reads it."""
-    qkv = _operands()
+    qkv, lengths, other = _operands(), LENGTHS.cuda(), torch.tensor([N // 2, N // 2]).cuda()
     want = _warm(qkv)
-    for _ in range(3):
-        spec, second = _bound(), torch.cuda.Stream()
+    second, late = torch.cuda.Stream(), 0
+    for _ in range(4):  # the first round fills the pools, which may wait for the GPU
+        spec = _bound(lengths)
         maskc.run(spec, *qkv)
         torch.cuda.synchronize()
         with torch.cuda.stream(second):
@@ -321,10 +321,9 @@ def _freed() -> str:
         del spec
         for size in (1 << 14, 1 << 16, 1 << 18):  # on this stream, which does not wait
             [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for _ in range(64)]
-        maskc.run(_bound(torch.tensor([N // 2, N // 2])), *qkv)
-        if second.query():
-            return "the second stream was not late: nothing was tested"
+        maskc.run(_bound(other), *qkv)
+        late += not second.query()
         torch.cuda.synchronize()
         if not torch.equal(got, want):
             return "the mask was overwritten while it was read"
-    return ""
+    return "" if late else "the second stream was not late: nothing was tested"
