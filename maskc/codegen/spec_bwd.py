@@ -22,16 +22,16 @@ LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "
 
 _FULL = MaskForm()
 _HOLDS = {
-    "k": "K tile, then dK on its way out",
-    "v": "V tile, then dV on its way out",
+    "k": "K tiles, then dK on its way out",
+    "v": "V tile",
     "q": "Q tiles",
     "dout": "dO tiles",
     "ds": "dS as [keys][rows]",
     "p": "P as [keys][rows]",
-    "dq": "dQ parts of the two warp groups, fp32",
+    "dq": "dQ parts of the two warp groups, fp32; dV on its way out",
     "lse": "lse2 of the rows",
     "dpsum": "dpsum of the rows",
-    "tile": "the key tile's record, then the number of the work item",
+    "items": "work items as they are dealt, with their key tiles' records",
     "barriers": "mbarriers",
 }
 
@@ -40,7 +40,9 @@ _HOLDS = {
 class BackwardSpec:
     """A backward kernel: two consumer warp groups and one producer warp group.
 
-    block_q, block_kv: rows of a Q block and keys of a tile. slots: ring depth of Q and dO. Where a tile has 128 keys,
+    block_q, block_kv: rows of a Q block and keys of a tile. slots: ring depth of Q and dO. k_slots: 2 where the next
+    tile's K is loaded while this one is in use. v_steps: 16-column steps of dP^T whose part of V stays in registers
+    (shared-memory bandwidth is what bounds S and dP). Where a tile has 128 keys,
     each warp group owns 64 of them (dK, dV from P and dS in registers). A tile of 64 keys is shared ("wide"): each
     group scores half of the rows, P and dS pass through shared memory, and each group owns half of the columns of dK,
     dV and dQ; dQ then goes from registers to global memory, for the staging tile does not fit.
@@ -56,6 +58,8 @@ class BackwardSpec:
     block_q: int = 64
     block_kv: int = 128
     slots: int = 2
+    k_slots: int = 1
+    v_steps: int = 0
     gated: bool = False
 
     def __post_init__(self) -> None:
@@ -106,6 +110,7 @@ class BackwardSpec:
     threads = 384
     producer_registers = 24
     consumer_registers = 240
+    item_bytes = 112
 
     @property
     def wide(self) -> bool:
@@ -143,6 +148,11 @@ class BackwardSpec:
         return WgmmaShape(self.score_cols)
 
     @property
+    def dp_mma(self) -> WgmmaShape:
+        """dP^T = V dO^T where V lies in registers."""
+        return WgmmaShape(self.score_cols, a_in_registers=True)
+
+    @property
     def grad_mma(self) -> WgmmaShape:
         """Products dV += P dO and dK += dS Q: P and dS in registers (shared memory where wide), dO and Q MN-major."""
         return WgmmaShape(self.grad_cols, a_in_registers=not self.wide, b_mn_major=True)
@@ -154,9 +164,14 @@ class BackwardSpec:
 
     @property
     def wgmma(self) -> tuple[WgmmaShape, ...]:
-        return tuple(dict.fromkeys((self.score_mma, self.grad_mma, self.dq_mma)))
+        return tuple(dict.fromkeys((self.score_mma, *([self.dp_mma] if self.v_steps else []), self.grad_mma, self.dq_mma)))
 
     # ---- mask form: an upper interval without UTS starts at row 0 and joins causal and diag in one lower limit per key
+
+    @property
+    def whole_keys(self) -> bool:
+        """Keys are hidden from all rows or from none: only those past the end are hidden."""
+        return not self.form.causal and not self.form.vectors
 
     @property
     def has_low(self) -> bool:
@@ -186,7 +201,7 @@ class BackwardSpec:
         """Shared memory. Tiles come first: they are aligned to the swizzle pattern's 1024 bytes."""
         row = self.head_dim * 2
         parts = [
-            ("k", self.block_kv * row, 1, 1024),
+            ("k", self.block_kv * row, self.k_slots, 1024),
             ("v", self.block_kv * row, 1, 1024),
             ("q", self.block_q * row, self.slots, 1024),
             ("dout", self.block_q * row, self.slots, 1024),
@@ -195,7 +210,7 @@ class BackwardSpec:
             *([("dq", 64 * self.dq_cols * 4, 2, 1024)] if self.dq_reducer else []),
             ("lse", self.block_q * 4, self.slots, 128),
             ("dpsum", self.block_q * 4, self.slots, 128),
-            ("tile", TILE_INTS * 4 + 16, 1, 16),
+            ("items", self.item_bytes, 2, 16),
             ("barriers", 8, sum(b.slots for b in self.barriers), 8),
         ]
         return lay_out(parts)
@@ -212,13 +227,14 @@ class BackwardSpec:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        adds = "adds dQ tiles to global memory in bulk" if self.dq_reducer else "idle"
+        adds = "adds dQ tiles to global memory in bulk, " if self.dq_reducer else ""
         if self.deterministic:
-            adds = "adds dQ tiles in ascending order of key tiles" if self.dq_reducer else "grants the turns to add dQ"
+            adds = "adds dQ tiles in ascending order of key tiles, " if self.dq_reducer else "grants the turns to add dQ, "
+        clean = "waits for the item's keys, " if self.gated else ""
         return (
-            Role("0", LOADER, "one lane issues every load: K and V once, then Q, lse2, dO and dpsum of each Q block"),
-            Role("1", REDUCER, adds),
-            Role("2", CLEANER, "zeroes rows of Q and dO that see nothing, in blocks that have such rows"),
+            Role("0", LOADER, "deals work items; one lane issues every load: K and V, then Q, lse2, dO, dpsum of each Q block"),
+            Role("1", REDUCER, adds + "stores dK and dV"),
+            Role("2", CLEANER, clean + "zeroes rows of Q and dO that see nothing, in blocks that have such rows"),
             Role("3", "idle", "only gives up its registers"),
             Role("4-11", CONSUMER, "two warp groups; all products, and the mask"),
         )
@@ -228,7 +244,11 @@ class BackwardSpec:
         """mbarriers, in the order in which they lie in shared memory."""
         n, each = self.slots, "each consumer warp"
         rows = (
-            ("kv_ready", 1, 1, f"{LOADER} + bytes", CONSUMER, "the K and V tile"),
+            ("item_full", 2, 1, LOADER, "all other roles", "a work item and its record"),
+            ("item_empty", 2, 10, "each warp of the other roles", LOADER, "nobody looks at the item any more"),
+            ("k_full", self.k_slots, 1, f"{LOADER} + bytes", CONSUMER, "a K tile"),
+            ("k_empty", self.k_slots, 1, f"{REDUCER} when dK and dV are read", LOADER, "K may be overwritten"),
+            ("v_ready", 1, 1, f"{LOADER} + bytes", CONSUMER, "a V tile; do_empty of its last block frees it"),
             ("q_full", n, 1, f"{LOADER} + bytes, or {CLEANER}", CONSUMER, "a Q tile and its lse2"),
             ("q_empty", n, 8, f"{each} after dK", LOADER, "the Q slot may be overwritten"),
             ("do_full", n, 1, f"{LOADER} + bytes, or {CLEANER}", CONSUMER, "a dO tile and its dpsum"),
@@ -236,7 +256,8 @@ class BackwardSpec:
             ("q_raw", n, 1, f"{LOADER} + bytes", CLEANER, "a Q tile with dead rows"),
             ("do_raw", n, 1, f"{LOADER} + bytes", CLEANER, "a dO tile with dead rows"),
         )
-        return _indexed(rows, 0)
+        here = ("keys_here", 1, 1, CLEANER, LOADER, "the item's keys have arrived")
+        return _indexed((*rows, here) if self.gated else rows, 0)
 
     @cached_property
     def named(self) -> tuple[Barrier, ...]:
@@ -244,7 +265,7 @@ class BackwardSpec:
         turn = 256 + 32
         rows = [
             ("exchange", 1, 256, "all consumers", "all consumers", "dS (and P) of both warp groups"),
-            ("group", 2, 128, "a warp group", "its first thread", "the staged dK and dV of the group"),
+            ("grads_full", 1, turn, "all consumers", REDUCER, "dK and dV are staged"),
         ]
         if self.dq_reducer:
             rows += [
@@ -279,4 +300,14 @@ def select_backward(form: MaskForm, head_dim: int, dtype: Dtype, *, deterministi
     """
     block_q = 128 if head_dim == 64 else 64
     block_kv = 64 if head_dim == 256 else 128
-    return BackwardSpec(head_dim, dtype, form, deterministic, block_q, block_kv)
+    full = form.blocks and len(form.vectors) > 2  # then no register is left for V
+    return BackwardSpec(
+        head_dim,
+        dtype,
+        form,
+        deterministic,
+        block_q,
+        block_kv,
+        k_slots=1 if head_dim == 256 else 2,
+        v_steps=2 if head_dim == 128 and not full else 0,
+    )

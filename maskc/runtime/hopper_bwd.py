@@ -133,7 +133,8 @@ def backward_with(
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
         launch(kernels.order, grid, 256, Arguments([], pre), device=device)
     arguments = Arguments([*loads, *stores], main)
-    launch(kernels.main, (shape.items, 1, 1), spec.threads, arguments, shared=spec.shared_bytes, device=device)
+    ctas = min(shape.items, multiprocessors(device))
+    launch(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes, device=device)
     launch(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post), device=device)
     if shape.splits > 1 and not parts:
         dk, dv = (t.sum(0).to(dtype) for t in (dk, dv))

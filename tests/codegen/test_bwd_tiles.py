@@ -56,6 +56,7 @@ static unsigned __ballot_sync(unsigned, bool on) {
   const int bit = on ? static_cast<int>(1u << threadIdx.x % 32) : 0;
   return reduce(bit, [](int a, int b) { return a | b; });
 }
+static int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 static void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 """
 _ENTRIES = """
@@ -76,6 +77,22 @@ extern "C" void prepare(const pre::Params* args, int blocks) { run_blocks(attn_b
 extern "C" void walk_tile(const int* tile, int blocks, int* out) {
   run_blocks([](const WalkArgs& a) { walk_runs(a.tile, a.blocks, a.out); }, WalkArgs{tile, blocks, out}, 1, 32);
 }
+struct ItemArgs { Params p; const int* record; int* out; };
+static void walk_twice(const ItemArgs& args) {
+  Item item{work_of(args.p, 0), {}};
+  std::memcpy(item.record, args.record, sizeof(item.record));
+  Ring ring;
+  int* out = args.out;
+  for (int n = 0; n < 2; ++n)
+    walk(args.p, item, ring, [&](int h, int m, int slot, u32 parity, auto masked) {
+      if (threadIdx.x == 0)
+        for (int x : {h, m, slot, static_cast<int>(parity), static_cast<int>(masked.value)}) *out++ = x;
+    });
+  if (threadIdx.x == 0) *out = -1;
+}
+extern "C" void walk_item(const Params* p, const int* record, int* out) {
+  run_blocks(walk_twice, ItemArgs{*p, record, out}, 1, 32);
+}
 """
 
 
@@ -83,7 +100,7 @@ def host(spec: BackwardSpec, folder: Path) -> ctypes.CDLL:
     """The preparation kernel and the walk of a spec, as host code."""
     headers = dict(spec.source().headers)
     parts = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS]
-    parts += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh", "bwd/pre.cuh")]
+    parts += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh", "bwd/walk.cuh", "bwd/pre.cuh")]
     text = "\n".join(parts).replace("#pragma once", "").replace('extern "C" __global__', "__global__")
     order = text.find("// attn_bwd_order")
     text = text[:order] if order >= 0 else text
@@ -233,3 +250,29 @@ def test_every_tile_is_dealt_once(tmp_path: Path) -> None:
             assert [d[3] for d in dealt if d[:3] == unit] == order[unit[0] * hk + unit[1]].tolist()
         together = [d[:3] for d in dealt[: min(group, len(units)) * tiles]]
         assert set(together) == set(units[:group])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_walk_of_a_block_table(deterministic: bool, tmp_path: Path) -> None:
+    """The kept blocks of each run, in order, head after head; the ring goes on from item to item."""
+    spec = BackwardSpec(64, "bf16", MaskForm(causal=True, blocks=True), deterministic, block_q=64, block_kv=128)
+    library = host(spec, tmp_path / "host")
+    rng = random.Random(0)
+    heads = 2
+    for blocks, per_row, share in ((1, 1, 1.0), (300, 2, 0.5), (200, 1, 0.95), (129, 4, 0.05), (70, 2, 0.0), (256, 2, 1.0)):
+        keep = torch.tensor([rng.random() < share for _ in range(-(-blocks // per_row))]).view(-1, 1).contiguous()
+        record = torch.zeros(TILE_INTS, dtype=torch.int32)
+        record[0], record[1] = blocks // 5, blocks // 3  # hidden below the first, PARTIAL below the second
+        table = {"rows": len(keep), "cols": 1, "batch": 1, "heads": 1, "block_q": 64 * per_row, "block_kv": 128}
+        sizes = {"nq": 64 * blocks, "nk": 128, "hq": heads, "hk": 1, "batch": 1, "q_blocks": blocks, "kv_blocks": 1}
+        more = {"splits": 1, "heads": heads, "mask_batch": 1, "mask_heads": 1, "group": 1}
+        named = {f"keep_{name}": size for name, size in table.items()}
+        arguments = _Main(keep=keep.data_ptr(), **sizes, **more, **named)
+        room = (ctypes.c_int * (2 * heads * blocks * 5 + 1))()
+        library.walk_item(ctypes.byref(arguments), ctypes.c_void_p(record.data_ptr()), room)
+        steps = list(zip(*[iter(list(room)[: list(room).index(-1)])] * 5, strict=True))
+        kept = [m for m in range(blocks // 5, blocks) if keep[m // per_row]]
+        order = [(h, m) for h in range(heads) for m in (reversed(kept) if deterministic else kept)]
+        assert [s[:2] for s in steps] == 2 * order
+        assert [s[2:4] for s in steps] == [(i % spec.slots, i // spec.slots % 2) for i in range(len(steps))]
+        assert [s[4] for s in steps] == [m < blocks // 3 for _, m in 2 * order]
