@@ -181,6 +181,12 @@ def worst_pack() -> str:
     return f"{worst['imbalance_max']:.3f} ({worst['mask']}, P = {worst['world']})"
 
 
+def proved_bound() -> str:
+    """Peaks over mean below which no assignment of a pack above the bar comes, on one node."""
+    found = [r for r in rows_of("balance_masks", "bound_max", key="balance") if r["bar_impossible"] == r["above_bar"]]
+    return ", ".join(f"{r['bound_max']:.4f} (P = {r['world']})" for r in found)
+
+
 def pruned() -> str:
     rows = rows_of("balance_masks", key="pruned")
     worlds = sorted({r["world"] for r in rows})
@@ -349,7 +355,7 @@ def ablated(row: str) -> str:
 
 PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, scaled, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow,
-    imbalance, inflow_rows, worst_pack, pruned, pruned_share,
+    imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
     training_gpus, ablation, ablated,
 )  # fmt: skip
