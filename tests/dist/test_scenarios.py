@@ -16,12 +16,13 @@ from maskc.diagnostics import MaskcError, MaskcTypeError
 from maskc.runtime import context_parallel
 from maskc.runtime.merge import empty, merge
 from maskc.runtime.plan import plan
+from maskc.runtime.schedule import DIRECT, STRATEGIES
 from tests.dist.cases import Case, attend, dense, dense_mask, joined, tensors, vectors, verify
 from tests.dist.pool import Pool
 
 DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
 WINDOW = "input window : int where window >= 1\nmask sliding_window = k <= q < k + window"
-STRATEGIES = ("all-gather", "staged", "ring")
+ALL = (*STRATEGIES, *DIRECT)
 
 
 def docs(lengths: list[int], n: int | None = None) -> Any:
@@ -57,7 +58,7 @@ def test_documents_do_not_leak(ranks: Pool) -> None:
     assert not torch.equal(before[:, 3:64], after[:, 3:64])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ALL)
 def test_every_strategy_keeps_every_mask(ranks: Pool, strategy: str) -> None:
     specs = [
         maskc.compile_text(WINDOW).bind(window=16, nq=128, nk=128),
@@ -132,7 +133,7 @@ def test_any_sequence_length(ranks: Pool, n: int) -> None:
 def test_idle_ranks_take_part(ranks: Pool) -> None:
     """65 rows in chunks of 64 on 4 ranks: two ranks hold nothing, return empty tensors and enter every exchange."""
     spec = docs([65])
-    for strategy in STRATEGIES:
+    for strategy in ALL:
         results = check(ranks, spec, 65, world=4, chunk=64, strategy=strategy)
         assert sorted(r["out"].shape[1] for r in results) == [0, 0, 1, 64]
 
@@ -157,7 +158,7 @@ def attend_poisoned(rank: int, group: Any, case: Case, spec: Any) -> dict[str, A
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ALL)
 def test_what_nobody_writes_is_not_garbage(ranks: Pool, strategy: str) -> None:
     """Documents that end at 944 of 946 rows, and at 0, 0, 31 of 40, in memory that holds NaN."""
     for lengths, n in (([144, 288, 512], 946), ([0, 0, 31], 40)):
@@ -169,7 +170,7 @@ def test_empty_sides_of_packed_cross_attention(ranks: Pool) -> None:
     """Rows of lengths 0, 0, 31 against keys of lengths 0, 1, 45: pair 1 has a key that no row sees."""
     rows, keys = torch.full((31,), 2), torch.tensor([1] + [2] * 45)
     spec = maskc.compile("std:cross_pairs").bind(row_pair=rows, key_pair=keys)
-    for strategy in STRATEGIES:
+    for strategy in ALL:
         case = Case(2, 31, 0, nk=46, strategy=strategy, chunk=4)
         results = ranks.run(2, attend_poisoned, case, spec)
         verify(case, spec, results)
@@ -191,7 +192,7 @@ def nan_in_the_tail(rank: int, group: Any, strategy: str) -> bool:
     return all(t is not None and bool(torch.isfinite(t).all()) for t in (out, *(t.grad for t in x)))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ALL)
 def test_nan_that_nobody_sees_stays_where_it_is(ranks: Pool, strategy: str) -> None:
     assert all(ranks.run(2, nan_in_the_tail, strategy))
 
@@ -200,7 +201,7 @@ def test_rows_that_see_nothing(ranks: Pool) -> None:
     """Rows 5 to 7 empty: their neighbours' gradients are those of the dense answer, theirs are zero."""
     lts, lte = (torch.full((1, 1, 16), x, dtype=torch.int32) for x in (5, 8))
     v = BoundaryVectors(16, 16, 1, 1, True, lts=lts, lte=lte)
-    for strategy in STRATEGIES:
+    for strategy in ALL:
         check(ranks, v, 16, chunk=2, strategy=strategy)
 
 
@@ -249,7 +250,7 @@ def low_precision(rank: int, group: Any, strategy: str) -> tuple[Tensor, ...]:
     return tuple(e.detach() for e in errors)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ALL)
 def test_merging_does_not_lose_precision(ranks: Pool, strategy: str) -> None:
     """bf16, 4096 rows: the error against fp64 is at most 1.5 times that of one process in bf16, lse within 1e-3."""
     errors = ranks.run(2, low_precision, strategy)[0]
@@ -264,7 +265,7 @@ def repeated(rank: int, group: Any, strategy: str) -> bool:
     return all(torch.equal(runs[0][n], r[n]) for r in runs for n in ("out", "lse", "dq", "dk", "dv"))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ALL)
 def test_runs_are_bitwise_equal(ranks: Pool, strategy: str) -> None:
     assert all(ranks.run(4, repeated, strategy))
 
@@ -302,21 +303,22 @@ def shard_inputs(p: Any, rank: int, n: int, seed: int) -> list[Tensor]:
     return [p.shard(t, rank).clone(memory_format=torch.contiguous_format).requires_grad_() for t in whole]
 
 
-def checkpointed(rank: int, group: Any) -> bool:
+def checkpointed(rank: int, group: Any, strategy: str) -> bool:
     spec = docs([17, 23])
     p = plan(spec, group=group, chunk=4)
     plain, again = (shard_inputs(p, rank, 40, 0) for _ in range(2))
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return maskc.run(spec, q, k, v, group, plan=p)
+        return maskc.run(spec, q, k, v, group, plan=p, strategy=strategy)
 
     attention(*plain).square().sum().backward()
     checkpoint(attention, *again, use_reentrant=False).square().sum().backward()
     return all(torch.equal(a.grad, b.grad) for a, b in zip(plain, again, strict=True))  # type: ignore[arg-type]
 
 
-def test_activation_checkpointing(ranks: Pool) -> None:
-    assert all(ranks.run(2, checkpointed))
+@pytest.mark.parametrize("strategy", ["auto", "gated"])
+def test_activation_checkpointing(ranks: Pool, strategy: str) -> None:
+    assert all(ranks.run(2, checkpointed, strategy))
 
 
 def accumulated(rank: int, group: Any) -> bool:
@@ -374,13 +376,13 @@ def test_fsdp2_gradients_equal_one_process(ranks: Pool) -> None:
     assert all(ranks.run(2, fully_sharded))
 
 
-def compiled(rank: int, group: Any) -> tuple[bool, int]:
+def compiled(rank: int, group: Any, strategy: str) -> tuple[bool, int]:
     from torch._dynamo.testing import CompileCounterWithBackend
 
     counter = CompileCounterWithBackend("aot_eager")
 
     def block(x: Tensor, spec: Any, p: Any) -> Tensor:
-        return maskc.run(spec, x, 2 * x, x.sin(), group, plan=p) + x
+        return maskc.run(spec, x, 2 * x, x.sin(), group, plan=p, strategy=strategy) + x
 
     fast = torch.compile(block, fullgraph=True, backend=counter)
     same = True
@@ -394,9 +396,10 @@ def compiled(rank: int, group: Any) -> tuple[bool, int]:
     return same, counter.frame_count
 
 
-def test_torch_compile_needs_one_graph(ranks: Pool) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "gated"])
+def test_torch_compile_needs_one_graph(ranks: Pool, strategy: str) -> None:
     """fullgraph=True, forward and backward, five batches of other documents: compiled once."""
-    assert ranks.run(2, compiled) == [(True, 1), (True, 1)]
+    assert ranks.run(2, compiled, strategy) == [(True, 1), (True, 1)]
 
 
 def after_an_exception(rank: int, group: Any) -> bool:
