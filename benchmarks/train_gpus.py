@@ -11,11 +11,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from queue import Empty
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from benchmarks.train_model import Shape
 from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
 from maskc.runtime.plan import AttentionPlan
 
+Order: TypeAlias = Literal["zigzag", "balanced"]
 WARM = 2
 LIMIT = 240.0
 """Seconds for all rows of a model."""
@@ -37,7 +38,7 @@ class Way:
     """A row of the table."""
 
     name: str
-    order: Literal["zigzag", "balanced"]
+    order: Order
     strategy: str
     prune: bool = True
 
@@ -57,7 +58,10 @@ def rows(shape: Shape, s: Setting, world: int, sparsity: float) -> Iterator[dict
         arguments = (world, str(Path(folder) / "meet"), shape, s, sparsity, results)
         running = mp.spawn(_worker, arguments, world, join=False)  # type: ignore[no-untyped-call]
         deadline, left = time.monotonic() + LIMIT, [w.name for w in WAYS]
-        while left and time.monotonic() < deadline and any(p.is_alive() for p in running.processes):
+        alive = True
+        while left and alive and time.monotonic() < deadline:
+            codes = [p.exitcode for p in running.processes]  # before the last look at what they left
+            alive = None in codes and not any(codes)
             with suppress(Empty):
                 row = results.get(timeout=1.0)
                 left.remove(row["row"])
@@ -78,10 +82,12 @@ def _worker(rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
-    s = Setting(device, s.dtype, s.seqlen, s.batch, s.steps, s.drop)
+    s = replace(s, device=device)
+    data = islice(batches(s, shape.vocabulary, sparsity, seed=1), WARM + s.steps)
+    loaded = [_planned(batch, rank, world, shape) for batch in data]
     for way in WAYS:
         try:
-            row = _timed(way, rank, world, shape, s, sparsity)
+            row = _timed(way, loaded, world, shape, s)
         except maskc.MaskcError as e:  # raised on every rank
             row = {"problem": str(e)}
         if rank == 0:
@@ -91,40 +97,51 @@ def _worker(rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A batch as a rank gets it from the loader: its rows, the mask, the plan."""
+class Part:
+    """A rank's rows of a batch under one plan."""
 
     batch: Batch
-    spec: maskc.BoundMask
     plan: AttentionPlan
     weight: float
 
 
-def _planned(way: Way, batch: Batch, rank: int, world: int, shape: Shape) -> Planned:
+@dataclass(frozen=True)
+class Planned:
+    """A batch as a rank gets it from the loader: the mask, and its part under the plan of each order."""
+
+    spec: maskc.BoundMask
+    parts: dict[str, Part]
+
+
+def _planned(batch: Batch, rank: int, world: int, shape: Shape) -> Planned:
     n = sum(batch.lengths)
     spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=batch.lengths), nq=n, nk=n)
-    sizes = {"heads": shape.heads, "heads_kv": shape.kv_heads, "head_dim": shape.head_dim}
-    plan = maskc.plan(spec, world_size=world, order=way.order, prune=way.prune, **sizes)
-    tokens, labels = (plan.shard(t, rank) for t in (batch.tokens, batch.labels))
-    positions = plan.shard(batch.positions[None], rank)[0]
-    return Planned(Batch(tokens, labels, positions, batch.lengths), spec, plan, plan.loss_weight(rank, batch.labels))
+    parts = {}
+    for order in get_args(Order):
+        plan = maskc.plan(
+            spec, world_size=world, order=order, heads=shape.heads, heads_kv=shape.kv_heads, head_dim=shape.head_dim
+        )
+        tokens, labels = (plan.shard(t, rank) for t in (batch.tokens, batch.labels))
+        rows = Batch(tokens, labels, plan.shard(batch.positions[None], rank)[0], batch.lengths)
+        parts[order] = Part(rows, plan, plan.loss_weight(rank, batch.labels))
+    return Planned(spec, parts)
 
 
-def _timed(way: Way, rank: int, world: int, shape: Shape, s: Setting, sparsity: float) -> dict[str, Any]:
+def _timed(way: Way, loaded: list[Planned], world: int, shape: Shape, s: Setting) -> dict[str, Any]:
     model, optimizer = new_model(shape, s)
     devices = [s.device] if s.device.type == "cuda" else None
     parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=devices)
-    data = islice(batches(s, shape.vocabulary, sparsity, seed=1), WARM + s.steps)
-    loaded = [_planned(way, batch, rank, world, shape) for batch in data]
     times, losses = [], []
-    for part in loaded:
+    for planned in loaded:
+        part = planned.parts[way.order]
+        plan = replace(part.plan, prune=way.prune)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, part: Planned = part) -> Tensor:
-            out = maskc.run(part.spec, q, k, v, dist.group.WORLD, plan=part.plan, strategy=way.strategy)
+        def attend(q: Tensor, k: Tensor, v: Tensor, spec: maskc.BoundMask = planned.spec, plan: AttentionPlan = plan) -> Tensor:
+            out = maskc.run(spec, q, k, v, dist.group.WORLD, plan=plan, strategy=way.strategy)
             assert isinstance(out, Tensor)
             return out
 
-        def step(part: Planned = part, attend: Any = attend) -> None:
+        def step(part: Part = part, attend: Any = attend) -> None:
             b = part.batch
             loss = parallel(b.tokens, b.positions, b.labels, attend) * part.weight
             optimizer.zero_grad(set_to_none=True)
@@ -144,7 +161,7 @@ def _timed(way: Way, rank: int, world: int, shape: Shape, s: Setting, sparsity: 
         "step_ms": 1e3 * mean,
         "step_std_ms": 1e3 * deviation,
         "tokens_per_s": s.batch * s.seqlen / mean,
-        "imbalance": sum(x.plan.imbalance for x in loaded[WARM:]) / s.steps,
+        "imbalance": sum(x.parts[way.order].plan.imbalance for x in loaded[WARM:]) / s.steps,
         "first_loss": ends[0].item(),
         "last_loss": ends[1].item(),
     }
