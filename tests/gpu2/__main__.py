@@ -36,8 +36,8 @@ Record = dict[str, Any]
 class Worker:
     """A process of `tests.gpu2.worker`."""
 
-    def __init__(self, *arguments: object, blocking: bool = True) -> None:
-        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    def __init__(self, *arguments: object, blocking: bool = True, more: dict[str, str] | None = None) -> None:
+        environment = {**os.environ, **(more or {}), "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
         self.process = subprocess.Popen(
@@ -144,14 +144,16 @@ def _ended(worker: Worker, deadline: float) -> bool:
     return True
 
 
-def run_soak(deadline: float, calls: int) -> Record:
+def run_soak(deadline: float, calls: int, queues: int) -> Record:
+    """queues: hardware queues of a process, which streams share."""
     path, started = rendezvous(), time.monotonic()
-    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls) for rank in range(cases.WORLD)]
+    more = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
+    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, more=more) for rank in range(cases.WORLD)]
     answers = [worker.answer(deadline) for worker in workers]
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
     wrong = "; ".join(f"rank {r}: {p}" for r, p in enumerate(problems) if p)
-    return {"name": f"soak/{calls} calls", "problem": wrong, "seconds": round(time.monotonic() - started, 3)}
+    return {"name": f"soak/{calls} calls, {queues} queues", "problem": wrong, "seconds": round(time.monotonic() - started, 3)}
 
 
 def run_devices(deadline: float) -> list[Record]:
@@ -185,7 +187,8 @@ def main() -> int:
             cases.compile_for([c for _, c in numbered[: 2 * len(cases.NAMES)]])
         ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
         pairs = [pool.submit(run_pair, way, deadline) for way in ways]
-        others = [pool.submit(run_soak, deadline, args.soak)] if args.match in "soak" else []
+        soaks = [(args.soak, 8), (args.soak // 5, 1), (args.soak // 5, 32)] if args.match in "soak" else []
+        others = [pool.submit(run_soak, deadline, *soak) for soak in soaks]
         others += [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
         both = pool.submit(run_devices, deadline) if args.match in "devices" else None
         results = [r for found in (*pairs, *([both] if both else [])) for r in found.result()]
