@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from examples.finetune_packed import documents, main, packed_loss, small_model, unpacked_loss  # noqa: E402
 from maskc.integrations import transformers as hf  # noqa: E402
+from tests.gpu import special_transformers  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +149,12 @@ def test_all_ones_are_no_padding() -> None:
     model, doc, spec = small_model(), documents()[0][None], maskc.compile("std:causal").bind()
     a = model(doc, maskc=spec, use_cache=False, attention_mask=torch.ones_like(doc)).logits
     assert torch.equal(a, model(doc, maskc=spec, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("case", [special_transformers.packed, special_transformers.sliding_and_global], ids=lambda c: c.__name__)
+def test_cases_for_a_gpu_are_right_and_can_fail(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert case("cpu", torch.float32) == ""
+    causal = maskc.compile("std:causal").bind()
+    right = hf.run
+    monkeypatch.setattr(hf, "run", lambda spec, *tensors, **options: right(causal, *tensors, **options))
+    assert "error" in case("cpu", torch.float32)
