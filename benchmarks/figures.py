@@ -125,18 +125,18 @@ def waiting(data: Data) -> str:
 def new_mask(data: Data) -> str:
     """Milliseconds, least to greatest over the masks, by length."""
     names = {
-        "tables_gpu_ms": "maskc, tables, GPU",
-        "step_gpu_ms": "with binding, GPU",
-        "step_host_ms": "host, unchecked",
-        "checked_host_ms": "host, checked",
-        "flex_gpu_ms": "flex, GPU",
-        "flex_host_ms": "flex, host",
+        ("maskc", "tables_gpu_ms"): "maskc, tables, GPU",
+        ("maskc", "step_gpu_ms"): "with binding, GPU",
+        ("maskc", "step_host_ms"): "host, unchecked",
+        ("maskc", "checked_host_ms"): "host, checked",
+        ("flex", "step_gpu_ms"): "flex, GPU",
+        ("flex", "step_host_ms"): "flex, host",
     }
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for r in rows_of(data, ("mask", "seqlen", "tables_gpu_ms")):
-        for name in names:
-            if r.get(name) is not None:
-                found[name][r["seqlen"]].append(r[name])
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for r in rows_of(data, ("peer", "mask", "seqlen")):
+        for peer, name in names:
+            if r["peer"] == peer and r.get(name) is not None:
+                found[peer, name][r["seqlen"]].append(r[name])
     lengths = sorted({n for by in found.values() for n in by})
     body = [
         [names[name], *(f"{number(min(x))} – {number(max(x))}" if (x := found[name].get(n)) else None for n in lengths)]

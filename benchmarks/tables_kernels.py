@@ -200,22 +200,25 @@ def first_step() -> str:
 def new_mask() -> str:
     """Milliseconds of a new mask, least to greatest over the masks, by length."""
     columns = (
-        ("maskc: tables on the GPU", "tables_gpu_ms"),
-        ("with binding", "step_gpu_ms"),
-        ("host, unchecked", "step_host_ms"),
-        ("host, checked", "checked_host_ms"),
-        ("FlexAttention on the GPU", "flex_gpu_ms"),
-        ("host", "flex_host_ms"),
+        ("maskc: tables on the GPU", "maskc", "tables_gpu_ms"),
+        ("with binding", "maskc", "step_gpu_ms"),
+        ("host, unchecked", "maskc", "step_host_ms"),
+        ("host, checked", "maskc", "checked_host_ms"),
+        ("FlexAttention on the GPU", "flex", "step_gpu_ms"),
+        ("host", "flex", "step_host_ms"),
     )
     found: dict[int, list[Row]] = defaultdict(list)
-    for r in rows_of("new_mask", "tables_gpu_ms"):
+    for r in rows_of("new_mask", "peer", "seqlen"):
         found[r["seqlen"]].append(r)
 
     def cell(values: list[float]) -> str:
-        return f"{min(values):.2f} to {max(values):.2f}" if values else ""
+        return f"{min(values):.2f} to {max(values):.2f} ({len(values)})" if values else ""
 
-    body = [[length(n), *(cell([r[c] for r in found[n] if c in r]) for _, c in columns)] for n in sorted(found)]
-    return table(["tokens", *(name for name, _ in columns)], body)
+    body = [
+        [length(n), *(cell([r[c] for r in found[n] if r["peer"] == peer and c in r]) for _, peer, c in columns)]
+        for n in sorted(found)
+    ]
+    return table(["tokens", *(name for name, _, _ in columns)], body)
 
 
 def syncs() -> str:

@@ -135,8 +135,10 @@ def over_gpus() -> list[dict[str, Any]]:
 
 
 def new_masks() -> list[dict[str, Any]]:
-    ours = {f"{what}_{on}_ms": 0.125 for what in ("tables", "step", "checked", "flex") for on in ("gpu", "host")}
-    return [{"mask": m, "seqlen": n, **ours, "step_syncs": 0, "checked_syncs": 1} for m in MASKS for n in (8192, 32768)]
+    ours = {f"{what}_{on}_ms": 0.125 for what in ("tables", "step", "checked") for on in ("gpu", "host")}
+    ours |= {"peer": "maskc", "step_syncs": 0, "checked_syncs": 1}
+    flex = {"peer": "flex", "mask": "causal", "seqlen": 8192, "step_gpu_ms": 0.25, "step_host_ms": 0.5, "step_syncs": 0}
+    return [*({"mask": m, "seqlen": n, **ours} for m in MASKS for n in (8192, 32768)), flex]
 
 
 def between_gpus() -> list[dict[str, Any]]:
