@@ -117,12 +117,13 @@ def launch(
         config.sharedMemBytes = shared
         config.hStream = driver.CUstream(handle)
         attributes = _attributes(cluster, overlap_previous)
-        config.attrs = attributes
+        config.attrs = list(attributes)
         config.numAttrs = len(attributes)
         _call(driver.cuLaunchKernelEx, config, kernel.function, arguments.address, 0)
 
 
-def _attributes(cluster: Dim3 | None, overlap_previous: bool) -> list[Any]:
+@cache
+def _attributes(cluster: Dim3 | None, overlap_previous: bool) -> tuple[Any, ...]:
     driver = _driver()
     ids = driver.CUlaunchAttributeID
     out = []
@@ -134,7 +135,7 @@ def _attributes(cluster: Dim3 | None, overlap_previous: bool) -> list[Any]:
         value = driver.CUlaunchAttributeValue()
         value.programmaticStreamSerializationAllowed = 1
         out.append(_attribute(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
-    return out
+    return tuple(out)
 
 
 def _attribute(which: Any, value: Any) -> Any:

@@ -1,5 +1,5 @@
 """The Hopper backward: launches on torch's current stream (row constants, for some calls the order of key tiles, the main
-kernel, dQ out of its accumulators).
+kernel, dQ out of its accumulators). Each kernel may start while the one before it ends.
 
 Nothing here synchronises with the host, and all memory comes from torch, so a call may be captured into a CUDA graph
 once the kernel has run on that device. Formulas (P = exp(scale Q K^T - lse)): dV = P^T dO, dS = P * (dO V^T -
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import e, gcd, log2
 
 import torch
@@ -128,14 +128,15 @@ def backward_with(
     stores = [loads[2], loads[3]] if grads_f32 else [_map(t, 64) for t in (dk, dv)]
     kernels, device = _kernels(spec), q.device
     launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
+    enqueue = partial(launch, device=device, overlap_previous=True)
     if dealing.falling and gate is None:
         assert kernels.order is not None, "in deterministic mode tiles are dealt as they lie"
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
-        launch(kernels.order, grid, 256, Arguments([], pre), device=device)
+        enqueue(kernels.order, grid, 256, Arguments([], pre))
     arguments = Arguments([*loads, *stores], main)
     ctas = min(shape.items, multiprocessors(device))
-    launch(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes, device=device)
-    launch(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post), device=device)
+    enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
+    enqueue(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post))
     if shape.splits > 1 and not parts:
         dk, dv = (t.sum(0).to(dtype) for t in (dk, dv))
     return dq, dk, dv

@@ -57,6 +57,8 @@ static unsigned __ballot_sync(unsigned, bool on) {
   return reduce(bit, [](int a, int b) { return a | b; });
 }
 static int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+static void wait_for_previous_kernel() {}
+static void let_next_kernel_start() {}
 static void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 """
 _ENTRIES = """
