@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         p.error("--batch: the ablation packs everything into one sequence")
     if steps <= 2 * drop:
         p.error(f"--drop {drop} leaves nothing of --steps {steps}")
-    device = torch.device(a.device)
+    device = torch.device("cuda", torch.cuda.current_device()) if a.device == "cuda" else torch.device(a.device)
     dtype = DTYPES[a.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU: times say nothing about GPUs"
     print(f"{name}; torch {torch.__version__}; {dtype}")
