@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from maskc.binding.streams import Kept
+from maskc.binding.streams import Kept, Making, gpu_tensors
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import MaskcError, error
@@ -124,14 +124,14 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
-    _data: Kept[None, object] = field(default_factory=Kept, repr=False)
+    _made: Making | None = field(init=False, repr=False)
     _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept, repr=False)
     _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept, repr=False)
     _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._data.keep(None, (self.inputs.tensors, self.given))
+        object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))))
 
     @classmethod
     def from_vectors(cls, v: BoundaryVectors, name: str = "vectors") -> BoundMask:
@@ -208,8 +208,8 @@ class BoundMask(Handled):
         from maskc.binding.columns import boundary_vectors
         from maskc.binding.facts import check_fact
 
-        if None in self._data:
-            _ = self._data[None]  # this stream waits for them
+        if self._made is not None:
+            self._made.wait()
         if self.given is not None:
             return on_device(self.given, device)
         check_sizes(self.compiled.fn, nq=nq, nk=nk)

@@ -30,8 +30,10 @@ class Making:
     users: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, tensors: tuple[Tensor, ...]) -> Making:
-        """Of GPU tensors that the current stream has just been given to make."""
+    def of(cls, tensors: tuple[Tensor, ...]) -> Making | None:
+        """Of GPU tensors that the current stream has just been given to make; None where there are none, or in a capture."""
+        if not tensors or torch.cuda.is_current_stream_capturing():
+            return None
         stream = torch.cuda.current_stream(tensors[0].device)
         event = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
         event.record(stream)
@@ -78,10 +80,15 @@ class Kept(Generic[Key, Value]):
 
     def keep(self, key: Key, value: Value) -> Value:
         """`value`, which the current stream has just made."""
-        tensors = tuple(t for t in tensors_of(value) if t.is_cuda)
-        if not tensors or not torch.cuda.is_current_stream_capturing():
-            self.found[key] = value, Making.of(tensors) if tensors else None
+        tensors = gpu_tensors(value)
+        making = Making.of(tensors)
+        if making is not None or not tensors:
+            self.found[key] = value, making
         return value
+
+
+def gpu_tensors(value: object) -> tuple[Tensor, ...]:
+    return tuple(t for t in tensors_of(value) if t.is_cuda)
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:

@@ -72,7 +72,7 @@ def test_a_graph_waits_at_its_replays_whatever_stream_captures_it(calls: Calls) 
 
 def test_what_a_graph_makes_is_not_kept(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     there: Any = SimpleNamespace(is_cuda=True, device="cuda:0")
-    monkeypatch.setattr("maskc.binding.streams.tensors_of", lambda value: iter((there,)))
+    monkeypatch.setattr("maskc.binding.streams.gpu_tensors", lambda value: (there,))
     monkeypatch.setattr(torch.cuda, "Event", lambda external: SimpleNamespace(record=lambda stream: None, external=external))
     mine: Kept[int, str] = Kept()
     calls.on(A, capturing=True)
