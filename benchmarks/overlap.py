@@ -53,7 +53,7 @@ from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.plan_arguments import Order
 from maskc.runtime.protocol import Kind, Word
-from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, write_word
+from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
 MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
 HEAD_DIM = 128
@@ -139,7 +139,7 @@ class Link(Loopback):
 
     def pushed(self, chunk: int) -> Pair:
         """One piece of memory for all of them: nobody reads it."""
-        k, v = (t[:, : self.keys.size_of(chunk)] for t in self.longest)
+        k, v = (t[:, :, : self.keys.size_of(chunk)] for t in self.longest)
         return k, v
 
     def receive(self) -> None:
@@ -224,8 +224,8 @@ class Rank:
         with self.queues.on("copy"):
             self.link.receive()
         with self.queues.on("send"):
-            for slot in range(self.order.own, len(self.order.slots)):
-                self.rank.push(slot, self.grads)
+            for piece in self.order.pieces(self.rank.groups):
+                self.rank.push(piece, self.grads)
         for stream in ("copy", "send"):
             self.queues.follow("compute", stream)
         self.rank.add_up(self.grads, (torch.empty_like(self.k), torch.empty_like(self.v)))
@@ -234,10 +234,10 @@ class Rank:
         self.rank.fill(0, self.k, self.v)
 
     def _pull(self) -> None:
-        for slot in range(self.order.own, len(self.order.slots)):
+        for piece in self.order.pieces(self.rank.groups):
             with self.queues.on("copy"):
-                self.rank.pull(slot, 0)
-            self.queues.put("copy", self.rank.words.flags.data_ptr() + 4 * slot, self.rank.epoch)
+                self.rank.pull(piece, 0)
+            self.queues.put("copy", self.rank.words.flags.data_ptr() + 4 * piece, self.rank.epoch)
 
     def peer_by_peer(self) -> tuple[Tensor, Tensor]:
         """Chunks of one peer after another; each part is attended to when it is there, results are merged."""
@@ -245,8 +245,9 @@ class Rank:
         parts = [tuple(s for s in self.order.slots if s.source == r) for r in (self.order.rank, *self.order.sources)]
         for part in parts[1:]:
             with self.queues.on("copy"):
-                for s in part:
-                    self.rank.pull(self.order.slots.index(s), 0)
+                for piece in self.order.pieces(self.rank.groups):
+                    if self.order.slot_of(piece) in part:
+                        self.rank.pull(piece, 0)
                 events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
                 events[-1].record()
         total = None
@@ -265,7 +266,7 @@ class Rank:
             self._parts[columns] = local, hopper.schedule(local, HEAD_DIM)
         local, tables = self._parts[columns]
         rows = slice(part[-1].start, part[0].start + part[0].rows)
-        keys, values = (x[rows].transpose(0, 1) for x in (self.rank.keys, self.rank.values))
+        keys, values = (head_major(x[:, rows]) for x in (self.rank.keys, self.rank.values))
         new = ops.forward(local, self.q, keys, values, self.scale, schedule=tables, out_dtype=torch.float32)
         return new if total is None else merge(total, new)
 
@@ -324,7 +325,7 @@ def measure(cell: Cell, device: torch.device, seconds: float) -> list[dict[str, 
         ours.rank.finish()
         pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
         same = all(torch.equal(a, b) for a, b in pairs)
-        rows += _rows(made, direction, times, same)
+        rows += _rows(made, direction, times, len(made.order.pieces(ours.rank.groups)), same)
     return rows
 
 
@@ -333,7 +334,7 @@ def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(a, b, strict=True) if direction == "forward" else zip(a[1:], b[1:], strict=True)
 
 
-def _rows(made: Problem, direction: str, times: dict[str, list[float]], same: bool) -> list[dict[str, Any]]:
+def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: int, same: bool) -> list[dict[str, Any]]:
     cell = made.cell
     medians = {name: statistics.median(t) for name, t in times.items()}
     row_bytes = DEFAULT_MACHINE.bytes_per_row(cell.heads_kv, HEAD_DIM)
@@ -349,6 +350,7 @@ def _rows(made: Problem, direction: str, times: dict[str, list[float]], same: bo
         "rank": made.order.rank,
         "bytes_in": pulled + (2 * lent if direction == "backward" else 0),
         "bytes_out": 2 * pulled if direction == "backward" else 0,
+        "pieces": pieces,
         "repeats": len(times["attention"]),
         "same_bits": same,
         "t_attention_ms": medians["attention"],

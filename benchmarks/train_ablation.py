@@ -180,7 +180,7 @@ class Rank:
         )
         vectors = spec.vectors(s.seqlen, s.seqlen, s.device)
         self.local = localize(vectors, p.rows, p.rows.chunks_of(rank), p.keys, part.plan.columns, s.device)
-        row_bytes = sum(t[0].numel() * t.element_size() for t in memory.keys)
+        row_bytes = sum(t[:, 0].numel() * t.element_size() for t in memory.keys)
         self.received = row_bytes * sum(p.keys.size_of(x.chunk) for x in part.plan.pulls)
         self.attention = 0.0
 

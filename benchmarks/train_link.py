@@ -63,7 +63,11 @@ def _once_per_node(lends: Iterable[tuple[int, tuple[int, ...]]], rank: int, size
 
 
 class Memory:
-    """Keys, values and gradients of `rows` positions, shared by every plan of a run. One batch item."""
+    """Keys, values and gradients of `rows` positions, shared by every plan of a run. One batch item.
+
+    keys: (K, V) [Hk, rows, 1, D] in host memory. left: (dK, dV) [1, Hk, rows, D] that a rank pushed, likewise. came: what
+    every other rank has of them, [1, Hk, rows, D] on the device.
+    """
 
     def __init__(self, rows: int, shape: KeyShape, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -81,7 +85,7 @@ class Link:
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
-        self._complete: set[int] = set()  # chunks that lie in the key buffer
+        self._complete: set[tuple[int, int]] = set()  # chunks and first heads that lie in the key buffer
         pulls = part.plan.pulls
         self._last_owner = pulls[-1].source if pulls else None
         words = torch.tensor([READY, 0, 0 if pulls else READY], dtype=torch.int32)
@@ -89,6 +93,7 @@ class Link:
         self._epochs = Epochs()
         most = max((keys.size_of(c) for c in part.carried), default=0)
         self._passing, self._outgoing = memory.shape.empty(most, memory.device), memory.shape.gradients(most, memory.device)
+        self._staged: dict[int, Pair] = {}
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         return self._epochs.begin(readers, owners)
@@ -100,30 +105,32 @@ class Link:
             return self._words.data_ptr() + 8
         return self._words.data_ptr() + (0 if mine else 4)
 
-    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
-        rows = self._rows(chunk) if chunk in self._complete else self.keys.size_of(chunk)
-        self._complete.add(chunk)
-        _copied(rows, into, self.readable(rank, half, chunk))
-        if self._last(chunk):
+    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
+        piece = chunk, heads.start
+        _copied(self._rows(chunk) if piece in self._complete else self.keys.size_of(chunk), into, self._keys(chunk, heads))
+        self._complete.add(piece)
+        if self._last(chunk, heads):
             for c in self.part.carried:
-                _copied(self.keys.size_of(c), self._passing, self.readable(rank, half, c))
+                _copied(self.keys.size_of(c), self._passing, self._keys(c, slice(None)))
 
-    def readable(self, rank: int, half: int, chunk: int) -> Pair:
-        k, v = (t[slice(*self.keys.range_of(chunk))] for t in self.memory.keys)
-        return k, v
+    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
+        return self._keys(chunk, heads)
 
     def own(self, half: int) -> Pair | None:
         return None
 
-    def push(self, owner: int, chunk: int, grads: Pair) -> None:
-        _copied(self._rows(chunk), _items(self._slice(self.memory.left, chunk)), _items(grads))
-        if self._last(chunk):
+    def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
+        _copied(self._rows(chunk), self._left(chunk, heads), [t[0] for t in grads])
+        if self._last(chunk, heads):
             for c in self.part.carried:
-                _copied(self.keys.size_of(c), _items(self._slice(self.memory.left, c)), _items(self._outgoing))
+                _copied(self.keys.size_of(c), self._left(c, slice(None)), [t[0] for t in self._outgoing])
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """The same for every reader."""
-        return self._slice(self.memory.came, chunk)
+        if chunk not in self._staged:
+            k, v = (t[:, :, slice(*self.keys.range_of(chunk))].contiguous() for t in self.memory.came)
+            self._staged[chunk] = k, v
+        return self._staged[chunk]
 
     def release(self, epoch: int) -> None:
         """Nothing waits for a word."""
@@ -133,20 +140,19 @@ class Link:
         size = self.keys.size_of(chunk)
         return size if chunk in self.part.across else -(-size // self.inside)
 
-    def _last(self, chunk: int) -> bool:
-        return chunk == self.part.plan.slots[-1].chunk
+    def _last(self, chunk: int, heads: slice) -> bool:
+        return chunk == self.part.plan.slots[-1].chunk and heads.stop == self.memory.shape.heads
 
-    def _slice(self, pair: Pair, chunk: int) -> Pair:
-        k, v = (t[:, slice(*self.keys.range_of(chunk))] for t in pair)
+    def _keys(self, chunk: int, heads: slice) -> Pair:
+        k, v = (t[heads, slice(*self.keys.range_of(chunk))] for t in self.memory.keys)
+        return k, v
+
+    def _left(self, chunk: int, heads: slice) -> Pair:
+        k, v = (t[0, heads, slice(*self.keys.range_of(chunk))] for t in self.memory.left)
         return k, v
 
 
 def _copied(rows: int, into: Iterable[Tensor], source: Iterable[Tensor]) -> None:
-    """The first rows of every tensor."""
+    """The first rows of every tensor [heads, rows, ...]."""
     for a, b in zip(into, source, strict=True):
-        copy(a[:rows], b[:rows])
-
-
-def _items(pair: Iterable[Tensor]) -> list[Tensor]:
-    """The one batch item of each."""
-    return [t[0] for t in pair]
+        copy(a[:, :rows], b[:, :rows])

@@ -19,7 +19,7 @@ SHARED_LIMIT = 232_448  # bytes of dynamic shared memory one CTA may have on sm_
 VECTORS = ("lts", "lte", "uts", "ute", "diag")
 HEAD_DIMS = (64, 128, 256)
 GATE_SLOTS = 4096
-"""Key chunks that a gated kernel tells apart."""
+"""Pieces of keys (chunks times groups of heads) that a gated kernel tells apart."""
 
 # Tags of a queued KV block: which tests its elements need. 0 is UNMASKED; the queue never holds a SKIP block.
 TAIL, CAUSAL, LTS, LTE, UTS, UTE, DIAG, UNSEEN = (1 << i for i in range(8))
@@ -284,7 +284,7 @@ class KernelSpec:
             ("barriers", 8, 2 * (self.q_slots + self.k_slots + self.v_slots + self.queue_slots + self.hands_on), 8),
             *([("item", 8, 1, 8)] if self.hands_on else []),
         ]
-        return lay_out([*parts, ("gate", 8 + self.gate_slots // 8, 1, 16)] if self.gated else parts)
+        return lay_out([*parts, ("gate", 16 + self.gate_slots // 8, 1, 16)] if self.gated else parts)
 
     @property
     def smem(self) -> dict[str, Region]:

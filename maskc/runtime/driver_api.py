@@ -151,6 +151,17 @@ def copy(into: int, source: int, size: int, stream: int) -> None:
     _call(driver.cuMemcpyAsync, driver.CUdeviceptr(into), driver.CUdeviceptr(source), size, driver.CUstream(stream))
 
 
+def copy_pieces(into: int, source: int, width: int, pieces: int, pitches: tuple[int, int], stream: int) -> None:
+    """Enqueue a copy of `pieces` pieces of `width` bytes, `pitches` bytes apart at both ends, on `stream`."""
+    driver = _driver()
+    what = driver.CUDA_MEMCPY2D()
+    what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+    what.dstDevice, what.srcDevice = driver.CUdeviceptr(into), driver.CUdeviceptr(source)
+    what.dstPitch, what.srcPitch = pitches
+    what.WidthInBytes, what.Height = width, pieces
+    _call(driver.cuMemcpy2DAsync, what, driver.CUstream(stream))
+
+
 def write_value(address: int, value: int, stream: int) -> None:
     """Write a 32-bit word at a device address once everything before it on `stream` is done."""
     driver = _driver()

@@ -16,24 +16,28 @@ from maskc.codegen.exchange import THREADS, exchange_source
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
 
+Pair = tuple[Tensor, Tensor]
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_PLACES, _COUNTS = ("out", "own", "elements"), ("first", "count", "which", "unused")
-_PIECE = np.dtype([*((n, np.int64) for n in _PLACES), *((n, np.int32) for n in _COUNTS)])
+_SIZES = ("rows", "dim", "step", "first", "count", "which")
+_PIECE = np.dtype([*((n, np.int64) for n in ("out", "own")), *((n, np.int32) for n in _SIZES)])
 _PART = np.dtype([("into", np.uint64), ("source", np.uint64), ("bytes", np.int64)])
 
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """A run of elements of dK (which = 0) or dV (1).
+    """Rows of one head and batch item of dK (which = 0) or dV (1).
 
-    out: first element in the result. own: first element in what this rank's kernel computed, None if it has none.
-    parts: addresses of what others computed, fp32, in the order of addition.
+    out: first element in the result, whose rows lie `step` elements apart. own: first element in what this rank's kernel
+    computed, None if it has none. parts: addresses of what others computed, fp32, in the order of addition. Rows of own
+    and parts follow each other.
     """
 
     which: int
     out: int
+    step: int
     own: int | None
-    elements: int
+    rows: int
+    dim: int
     parts: tuple[int, ...]
 
 
@@ -51,12 +55,13 @@ class SumTable:
         rows = np.zeros(len(addends), _PIECE)
         parts: list[int] = []
         for row, a in zip(rows, addends, strict=True):
-            row["out"], row["own"], row["elements"] = a.out, -1 if a.own is None else a.own, a.elements
-            row["first"], row["count"], row["which"] = len(parts), len(a.parts), a.which
+            row["out"], row["own"], row["first"] = a.out, -1 if a.own is None else a.own, len(parts)
+            row["rows"], row["dim"], row["step"] = a.rows, a.dim, a.step
+            row["count"], row["which"] = len(a.parts), a.which
             parts += a.parts
         tables = (rows.view(np.uint8), np.array(parts or [0], np.uint64).view(np.uint8))
         on_device = [_on(device, t) for t in tables]
-        return cls(on_device[0], on_device[1], len(addends), max((a.elements for a in addends), default=0))
+        return cls(on_device[0], on_device[1], len(addends), max((a.rows * a.dim for a in addends), default=0))
 
 
 def sum_gradients(table: SumTable, own: Sequence[Tensor], out: Sequence[Tensor], failed: int) -> None:
@@ -81,8 +86,22 @@ def spoil(values: Tensor, failed: int) -> None:
     launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=values.device)
 
 
+def fill(own: Pair, into: Pair, start: int, rows: slice) -> None:
+    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D] from `start`, on torch's current stream."""
+    params, width = _FillParams(), own[0].element_size()
+    for i in range(2):
+        source, to = own[i][:, rows], into[i]
+        params.source[i], params.into[i] = source.data_ptr(), to.data_ptr() + start * to.stride(1) * width
+        params.batch_stride[i], params.row_stride[i], params.head_stride[i] = (source.stride(d) * width for d in range(3))
+        params.into_head[i], params.units[i] = to.stride(0) * width, to.shape[3] * width // 16
+    params.batch, params.rows, params.heads = own[0].shape[0], rows.stop - rows.start, own[0].shape[2]
+    blocks = -(-max(params.units) * params.batch * params.rows // THREADS)
+    grid = (max(1, min(blocks, 1 << 16)), params.heads, 2)
+    launch(_kernel("fill"), grid, THREADS, Arguments((), params), device=into[0].device)
+
+
 def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
-    """Copies (into, source) for `copy_chunks`: K and V of each chunk in turn, each one piece of memory."""
+    """Copies (into, source) for `copy_chunks`, each one piece of memory."""
     rows = np.zeros(len(pairs), _PART)
     for row, (into, source) in zip(rows, pairs, strict=True):
         if not (into.is_contiguous() and source.is_contiguous() and into.shape == source.shape and into.dtype == source.dtype):
@@ -100,18 +119,24 @@ def _on(device: torch.device, table: NDArray[np.uint8]) -> Tensor:
 def warm(device: torch.device) -> None:
     """Launch every kernel once with nothing to do."""
     word = torch.zeros(2, device=device)
-    table = SumTable.of([Addend(0, 0, None, 0, ())], device)
+    table = SumTable.of([Addend(0, 0, 4, None, 0, 4, ())], device)
     sum_gradients(replace(table, longest=1), (word[None], word[None]), (word, word), word.data_ptr())
     spoil(word, word.data_ptr())
-    copy_chunks(word, 0, 0, 0, 0, 1)
+    copy_chunks(word, torch.zeros(0, dtype=torch.int32, device=device), 0, (0, 0), 0, 1)
+    pair = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16, device=device)
+    fill((pair, pair), (pair, pair), 0, slice(0, 0))
 
 
-def copy_chunks(table: Tensor, chunks: int, flags: int, counts: int, epoch: int, ctas: int, repeats: int = 1) -> None:
-    """Copy the chunks of a table one after another by `ctas` CTAs on torch's current stream, the flag of each after it.
+def copy_chunks(
+    table: Tensor, pieces: Tensor, parts: int, words: tuple[int, int], epoch: int, ctas: int, repeats: int = 1
+) -> None:
+    """Make the copies of a table one after another by `ctas` CTAs on torch's current stream.
 
-    flags, counts: addresses of a word per chunk; counts are zero and left zero.
+    pieces: int32; piece i is made by `parts` copies in a row, after which word pieces[i] is written. words: addresses of
+    flags and of counts, which are zero and left zero.
     """
-    params = _CopyParams(table.data_ptr(), flags, counts, chunks, repeats, epoch & 0xFFFFFFFF)
+    places = table.data_ptr(), pieces.data_ptr(), *words
+    params = _CopyParams(*places, pieces.numel(), parts, repeats, epoch & 0xFFFFFFFF)
     launch(_kernel("copy_chunks"), (ctas, 1, 1), THREADS, Arguments((), params), device=table.device)
 
 
@@ -146,7 +171,18 @@ class _CopyParams(ctypes.Structure):
     """`CopyParams` of exchange.cu.j2."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("parts", "flags", "counts")),
-        *((name, ctypes.c_int32) for name in ("chunks", "repeats")),
+        *((name, _POINTER) for name in ("copies", "pieces", "flags", "counts")),
+        *((name, ctypes.c_int32) for name in ("count", "parts", "repeats")),
         ("epoch", ctypes.c_uint32),
+    ]
+
+
+class _FillParams(ctypes.Structure):
+    """`FillParams` of exchange.cu.j2."""
+
+    _fields_ = [
+        *((name, _POINTER * 2) for name in ("source", "into")),
+        *((name, ctypes.c_int64 * 2) for name in ("batch_stride", "row_stride", "head_stride", "into_head")),
+        ("units", ctypes.c_int32 * 2),
+        *((name, ctypes.c_int32) for name in ("batch", "rows", "heads")),
     ]

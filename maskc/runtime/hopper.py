@@ -116,7 +116,7 @@ class GateTables(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("items", "blocks", "flags", "failed")),
         *((name, ctypes.c_uint32) for name in ("timeout", "epoch")),
-        ("own", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("own", "slots", "group_heads")),
     ]
 
 

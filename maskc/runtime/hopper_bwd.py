@@ -70,7 +70,7 @@ def backward_with(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
-    parts: dK and dV as the kernel leaves them, fp32 [splits, B, Sk, Hk, D], to be summed over the splits. gate: for
+    parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, Sk, D], to be summed over the splits. gate: for
     `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel.
     """
     assert spec.gated == (gate is not None) <= parts
@@ -84,8 +84,11 @@ def backward_with(
     dq = q.new_empty(q.shape, dtype=dtype)
     # dK and dV go straight to the result, or as one fp32 part per split to be summed in order.
     grads_f32 = parts or shape.splits > 1 or dtype == torch.float32
-    stored = (shape.splits, *k.shape) if parts or shape.splits > 1 else k.shape
+    stored = (shape.splits, *k.shape) if shape.splits > 1 else k.shape
+    if parts:
+        stored = (shape.splits, k.shape[0], k.shape[2], k.shape[1], k.shape[3])
     dk, dv = (k.new_empty(stored, dtype=torch.float32 if grads_f32 else dtype) for _ in range(2))
+    by_batch, by_head, by_row = (dk.stride(d) for d in ((1, 2, 3) if parts else (-4, -2, -3)))
     space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
     pre = _Pre(
@@ -110,6 +113,9 @@ def backward_with(
         grads_f32=grads_f32,
         mask_batch=v.batch,
         mask_heads=v.heads,
+        grad_batch=by_batch,
+        grad_head=by_head,
+        grad_row=by_row,
         group=dealing.heads,
         scale=scale,
         scale_log2=scale * log2(e),
@@ -326,6 +332,7 @@ class _Main(ctypes.Structure):
         *((name, _INT) for name in ("nq", "nk", "hq", "hk", "batch", "q_blocks", "kv_blocks")),
         *((name, _INT) for name in ("splits", "heads", "grads_f32", "mask_batch", "mask_heads")),
         *_KEEP,
+        *((f"grad_{name}", _I64) for name in ("batch", "head", "row")),
         ("group", _INT),
         ("scale", _FLOAT),
         ("scale_log2", _FLOAT),
@@ -337,7 +344,7 @@ class GateTables(ctypes.Structure):
 
     _fields_ = [
         *((name, _POINTER) for name in ("items", "blocks", "tiles", "flags", "counts", "finished", "failed")),
-        *((name, ctypes.c_uint32) for name in ("timeout", "epoch", "own", "foreign")),
+        *((name, ctypes.c_uint32) for name in ("timeout", "epoch", "own", "foreign", "slots", "group_heads")),
     ]
 
 

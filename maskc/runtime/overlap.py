@@ -32,7 +32,15 @@ from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, empty
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.overlap_sum import GradientSum, over_splits, own_runs
-from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
+from maskc.runtime.overlap_tables import (
+    BackwardTables,
+    Tables,
+    Units,
+    backward_tables,
+    choose_groups,
+    expected_arrivals,
+    gate_tables,
+)
 from maskc.runtime.protocol import (
     Attend,
     Begin,
@@ -50,7 +58,7 @@ from maskc.runtime.protocol import (
     regrouped,
 )
 from maskc.runtime.remember import remembered
-from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, read_word, write_word
+from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, head_major, read_word, write_word
 
 Executor: TypeAlias = Literal["gated", "copy-then-attend", "sm-copy"]
 TICK = 1024e-9
@@ -67,7 +75,7 @@ Result = TypeVar("Result")
 class Lasting:
     """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
 
-    flags, finished, counts: int32 on the rank's device, a word per slot; counts are zero between kernels. failed: in
+    flags, finished, counts: int32 on the rank's device, a word per piece; counts are zero between kernels. failed: in
     host memory, not zero once somebody gave up waiting.
     """
 
@@ -85,7 +93,7 @@ class Lasting:
 
 
 class Gradients(NamedTuple):
-    """dQ, and fp32 dK and dV of every key in the buffer [splits, B, rows, Hk, D], still to be summed over splits."""
+    """dQ, and fp32 dK and dV of every key in the buffer [splits, B, Hk, rows, D], still to be summed over splits."""
 
     dq: Tensor
     dk: Tensor
@@ -97,7 +105,8 @@ class Overlapped:
 
     plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: ranks that copy from this one.
     timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
-    rate: bytes per second expected of the link; only the order of the backward's work depends on it.
+    rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
+    allows. Neither changes a result, and ranks may differ in them.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -116,14 +125,17 @@ class Overlapped:
         timeout: float = 10.0,
         lasting: Lasting | None = None,
         rate: float = DEFAULT_MACHINE.intra,
+        groups: int | None = None,
     ) -> None:
-        _check(plan, keys, timeout)
+        row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
+        self.groups = groups or choose_groups(plan, shape.heads, row_bytes, rate, GATE_SLOTS)
+        _check(plan, keys, timeout, self.groups)
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate = queues, device, rate
         self.readers, self.timeout, self.epoch = tuple(readers), timeout, 0
-        self.words = lasting or Lasting.of(device, len(plan.slots))
+        self.words = lasting or Lasting.of(device, self.groups * len(plan.slots))
         self.keys, self.values = shape.empty(plan.rows, device)
-        self._copies: dict[int, Tensor] = {}
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._runs, self.sums = own_runs(plan, keys), GradientSum(plan, keys, shape, transport, device)
 
     # ---- calls
@@ -140,7 +152,7 @@ class Overlapped:
         variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
         self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
         turn = self.transport.begin(self.readers)
-        out, lse = self._enqueue(call_steps(self.plan, self.readers, turn), turn, _Call(executor, k, v), attend)
+        out, lse = self._enqueue(call_steps(self.plan, self.readers, turn, self.groups), turn, _Call(executor, k, v), attend)
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil(lse, self.words.failed.data_ptr())
         return out, lse
@@ -190,7 +202,7 @@ class Overlapped:
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         call = _Call(executor, k, v, (dk, dv))
-        steps = backward_steps(self.plan, self.readers, turn, gather)
+        steps = backward_steps(self.plan, self.readers, turn, self.groups, gather)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -221,6 +233,8 @@ class Overlapped:
             round(self.timeout / TICK),
             self.epoch & 0xFFFFFFFF,
             len(self.plan.slots) if there else self.plan.own,
+            len(self.plan.slots),
+            self.shape.heads // self.groups,
         )
         spec = replace(spec, gated=True)
         return hopper.forward_with(spec, local, q, keys, values, scale, schedule, gate=gate, leave=leave)
@@ -243,7 +257,7 @@ class Overlapped:
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
             self._report()
-            dk, dv = (torch.zeros(1, *t.shape, dtype=_accumulator(q), device=q.device) for t in (keys, values))
+            dk, dv = (torch.zeros_like(t, dtype=_accumulator(q)).transpose(1, 2)[None] for t in (keys, values))
             return Gradients(torch.zeros_like(q), dk, dv)
         if q.device.type == "cpu":
             self._host_gate(there)
@@ -251,7 +265,7 @@ class Overlapped:
             given = (local, q, keys, values, out, lse, dout, dlse, scale)
             dq, dk, dv = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
             self._report()
-            return Gradients(dq.to(q.dtype), dk[None], dv[None])
+            return Gradients(dq.to(q.dtype), dk.transpose(1, 2)[None], dv.transpose(1, 2)[None])
         spec = _backward_spec(local, q, deterministic)
         run = partial(hopper_bwd.backward_with, v=local, q=q, k=keys, val=values, out=out, lse=lse, dout=dout, dlse=dlse)
         run = partial(run, scale=scale, dtype=q.dtype, parts=True)
@@ -265,6 +279,8 @@ class Overlapped:
             self.epoch & 0xFFFFFFFF,
             len(self.plan.slots) if there else self.plan.own,
             self.plan.own,
+            len(self.plan.slots),
+            self.shape.heads // self.groups,
         )
         return Gradients(*run(replace(spec, gated=True), gate=gate))
 
@@ -301,7 +317,7 @@ class Overlapped:
     def _missing(self, found: int) -> str:
         if found == STOPPED:
             return f"rank {self.plan.rank}: waiting was stopped in call {self.epoch}"
-        slot = self.plan.slots[found - 1]
+        slot = self.plan.slot_of(found - 1)
         return f"rank {self.plan.rank}: key chunk {slot.chunk} of rank {slot.source} did not arrive within {self.timeout} s"
 
     # ---- steps
@@ -349,11 +365,11 @@ class Overlapped:
                     queues.keep(stream, (self.keys, self.values))
                 case Fill(half, _):
                     self.fill(half, call.k, call.v)
-                case Pull(slot, _, half, _):
+                case Pull(piece, _, half, _):
                     with queues.on(stream):
                         if not by_kernel:
-                            self.pull(slot, half)
-                        elif slot == self.plan.own:
+                            self.pull(piece, half)
+                        elif piece == self.plan.own:
                             self._copy_by_kernel(half)
                 case Attend():
                     if call.executor == "copy-then-attend":
@@ -364,10 +380,10 @@ class Overlapped:
                         self._report()
                     if isinstance(result, Gradients):
                         queues.keep("send", (result.dk, result.dv))
-                case Push(slot, _, _):
+                case Push(piece, _, _):
                     assert isinstance(result, Gradients)
                     with queues.on(stream):
-                        self.push(slot, result)
+                        self.push(piece, result)
                 case Sum():
                     assert isinstance(result, Gradients)
                     assert call.grads is not None
@@ -377,16 +393,16 @@ class Overlapped:
         assert result is not None
         return result
 
-    def pull(self, slot: int, half: int) -> None:
-        """Enqueue the copy of a slot's chunk on torch's current stream."""
-        at = self.plan.slots[slot]
-        self.transport.pull(at.source, half, at.chunk, self._rows(slot))
+    def pull(self, piece: int, half: int) -> None:
+        """Enqueue the copy of a piece on torch's current stream."""
+        at = self.plan.slot_of(piece)
+        self.transport.pull(at.source, half, at.chunk, self._heads(piece), self._place(piece))
 
-    def push(self, slot: int, made: Gradients) -> None:
-        """Enqueue the way of a slot's gradients to their owner on torch's current stream."""
-        at = self.plan.slots[slot]
-        dk, dv = (over_splits(t[:, :, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
-        self.transport.push(at.source, at.chunk, (dk, dv))
+    def push(self, piece: int, made: Gradients) -> None:
+        """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
+        at, heads = self.plan.slot_of(piece), self._heads(piece)
+        dk, dv = (over_splits(t[:, :, heads, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
+        self.transport.push(at.source, at.chunk, heads, (dk, dv))
 
     def add_up(self, made: Gradients, out: Pair) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
@@ -394,46 +410,59 @@ class Overlapped:
 
     def _report(self) -> None:
         """What a kernel that has ended without reports says of its gradients: all are complete."""
-        for slot in range(self.plan.own, len(self.plan.slots)):
-            self.queues.put("send", self._address(Word("finished", self.plan.rank, slot)), self.epoch)
+        for piece in self.plan.pieces(self.groups):
+            self.queues.put("send", self._address(Word("finished", self.plan.rank, piece)), self.epoch)
 
     def _host_gate(self, there: bool) -> None:
         if not there:
-            for slot in range(self.plan.own, len(self.plan.slots)):
-                HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, slot)), self.epoch)
+            for piece in self.plan.pieces(self.groups):
+                HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, piece)), self.epoch)
 
     def fill(self, half: int, k: Tensor, v: Tensor) -> None:
         """Own keys to the right end of the buffer, and to where other ranks copy them from."""
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
+        readable = self.transport.own(half)
+        if self.device.type == "cuda":
+            own = hopper.addressable(k), hopper.addressable(v)
+            for start, rows in self._runs:
+                exchange.fill(own, (self.keys, self.values), start, rows)
+            if readable is not None:
+                exchange.fill(own, readable, 0, slice(0, k.shape[1]))
+            return
         for start, rows in self._runs:
-            self.keys[start : start + rows.stop - rows.start].copy_(k[rows])
-            self.values[start : start + rows.stop - rows.start].copy_(v[rows])
-        if (readable := self.transport.own(half)) is not None:
-            readable[0].copy_(k)
-            readable[1].copy_(v)
+            self.keys[:, start : start + rows.stop - rows.start] = head_major(k[:, rows])
+            self.values[:, start : start + rows.stop - rows.start] = head_major(v[:, rows])
+        if readable is not None:
+            readable[0].copy_(head_major(k))
+            readable[1].copy_(head_major(v))
 
     # ---- places and tables
 
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
         _supported(local, q, *self._buffer())
-        ratio = q.shape[2] // self.shape.heads
-        return gate_tables(local, self.plan, _forward_spec(local, q), q.shape[2], q.shape[0], ratio, q.device)
+        heads = q.shape[2], q.shape[0], self.shape.heads, self.groups
+        return gate_tables(local, self.plan, _forward_spec(local, q), *heads, q.device)
 
     def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
         _supported(local, q, *self._buffer())
         spec, shape = _backward_spec(local, q, deterministic), self.shape
-        units = Units(q.shape[0], q.shape[2], shape.heads, *hopper_bwd.split_heads(spec, local, q, self._buffer()[0]))
+        split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
+        units = Units(q.shape[0], q.shape[2], shape.heads, *split, self.groups)
         row_bytes = shape.batch * shape.heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
-        arrivals = expected_arrivals(self.plan, row_bytes, self.rate, DEFAULT_MACHINE.latency)
+        arrivals = expected_arrivals(self.plan, row_bytes, self.groups, self.rate, DEFAULT_MACHINE.latency)
         return backward_tables(local, self.plan, spec, units, arrivals, hopper.multiprocessors(q.device), q.device)
 
     def _buffer(self) -> Pair:
-        return self.keys.transpose(0, 1), self.values.transpose(0, 1)
+        """[B, rows, Hk, D], as kernels take keys."""
+        return head_major(self.keys), head_major(self.values)
 
-    def _rows(self, slot: int) -> Pair:
-        at = self.plan.slots[slot]
-        rows = slice(at.start, at.start + at.rows)
-        return self.keys[rows], self.values[rows]
+    def _heads(self, piece: int) -> slice:
+        each, group = self.shape.heads // self.groups, piece // len(self.plan.slots)
+        return slice(group * each, (group + 1) * each)
+
+    def _place(self, piece: int) -> Pair:
+        """A piece in the key buffer."""
+        at, heads = self.plan.slot_of(piece), self._heads(piece)
+        return self.keys[heads, at.start : at.start + at.rows], self.values[heads, at.start : at.start + at.rows]
 
     def _address(self, word: Word) -> int:
         match word.kind:
@@ -445,17 +474,23 @@ class Overlapped:
                 return self.transport.address(word)
 
     def _copy_by_kernel(self, half: int) -> None:
-        own, words = self.plan.own, self.words
-        at = [t.data_ptr() + 4 * own for t in (words.flags, words.counts)]
-        table, repeats = self._copy_table(half), getattr(self.transport, "slowness", 1)
-        exchange.copy_chunks(table, len(self.plan.pulls), at[0], at[1], self.epoch, COPY_CTAS, repeats)
+        table, pieces = self._copy_table(half)
+        words = self.words.flags.data_ptr(), self.words.counts.data_ptr()
+        parts, repeats = 2 * (self.shape.heads // self.groups), getattr(self.transport, "slowness", 1)
+        exchange.copy_chunks(table, pieces, parts, words, self.epoch, COPY_CTAS, repeats)
 
-    def _copy_table(self, half: int) -> Tensor:
+    def _copy_table(self, half: int) -> tuple[Tensor, Tensor]:
+        """(copies of K and V of each head of each piece, numbers of pieces)."""
         if half not in self._copies:
+            pieces = self.plan.pieces(self.groups)
             pairs: list[tuple[Tensor, Tensor]] = []
-            for slot, at in enumerate(self.plan.pulls, self.plan.own):
-                pairs += zip(self._rows(slot), self.transport.readable(at.source, half, at.chunk), strict=True)
-            self._copies[half] = exchange.copy_table(pairs, self.device)
+            for piece in pieces:
+                at = self.plan.slot_of(piece)
+                there = self.transport.readable(at.source, half, at.chunk, self._heads(piece))
+                for into, source in zip(self._place(piece), there, strict=True):
+                    pairs += zip(into, source, strict=True)
+            numbers = torch.tensor(pieces, dtype=torch.int32).to(self.device)
+            self._copies[half] = exchange.copy_table(pairs, self.device), numbers
         return self._copies[half]
 
 
@@ -472,12 +507,13 @@ class _Call:
 _warm: set[tuple[object, ...]] = set()
 
 
-def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:
+def _check(plan: OverlapPlan, keys: Layout, timeout: float, groups: int) -> None:
     relayed = plan.carried or any(s.source != keys.owner[s.chunk] for s in plan.slots)
     if relayed:
         raise error("M722", "chunks would be passed on between nodes", None, "make the plan with hierarchical=False")
-    if len(plan.slots) > GATE_SLOTS:
-        raise error("M722", f"{len(plan.slots)} key chunks; a gated kernel tells {GATE_SLOTS} apart", None, "larger chunks")
+    if groups * len(plan.slots) > GATE_SLOTS:
+        what = f"{len(plan.slots)} key chunks in {groups} groups of heads"
+        raise error("M722", f"{what}; a gated kernel tells {GATE_SLOTS} pieces apart", None, "larger chunks")
     if not 0 < timeout / TICK < 1 << 32:
         raise error("M722", f"timeout is {timeout} s; it lies between 0 and {TICK * (1 << 32):.0f}")
 

@@ -62,6 +62,14 @@ class OverlapPlan:
         """The copies, in the order in which they are issued."""
         return self.slots[self.own :]
 
+    def pieces(self, groups: int) -> tuple[int, ...]:
+        """What is copied, in order: slot + group of heads * number of slots. All chunks of the first heads come first."""
+        count = len(self.slots)
+        return tuple(g * count + s for g in range(groups) for s in range(self.own, count))
+
+    def slot_of(self, piece: int) -> Slot:
+        return self.slots[piece % len(self.slots)]
+
     @cached_property
     def sources(self) -> tuple[int, ...]:
         """Ranks that chunks are pulled from, by first use."""
@@ -145,24 +153,46 @@ def latest_slots(seen: NDArray[np.bool_], block_slots: NDArray[np.int64], own: i
     return waits
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How heads are dealt: `heads` of q, for batch items; a group of heads of keys is copied together.
+
+    first_piece: [heads], the number of the group times that of slots. own: slots below are the rank's own.
+    """
+
+    heads: int
+    batch: int
+    first_piece: NDArray[np.int64]
+    own: int
+
+
+def head_groups(heads: int, heads_kv: int, groups: int, slots: int) -> NDArray[np.int64]:
+    """[heads]: the first piece of the group that the keys of each query head are in."""
+    kv_head = np.arange(heads, dtype=np.int64) // (heads // heads_kv)
+    return kv_head // (heads_kv // groups) * slots
+
+
 def work_items(
-    latest: NDArray[np.int64], work: NDArray[np.int64], heads: int, batch: int, masked_batches: bool, group: int
+    latest: NDArray[np.int64], work: NDArray[np.int64], dealt: Heads, masked_batches: bool, group: int
 ) -> NDArray[np.uint32]:
     """The order of a kernel's work items: Q block | (batch item * heads + head) << 16.
 
-    Row tiles whose last chunk comes first go first, so that nobody takes a tile of the last chunk while others could
+    Row tiles whose last piece comes first go first, so that nobody takes a tile of the last piece while others could
     run; among equals, `group` heads together (their keys stay in cache), then by falling work.
 
     latest, work: [masks, Q blocks], masks being (batch items if masked_batches) times mask heads. Raises ValueError
     beyond ITEM_LIMIT.
     """
+    heads, batch = dealt.heads, dealt.batch
     masks, q_blocks = latest.shape
     if q_blocks > ITEM_LIMIT or heads * batch > ITEM_LIMIT:
         raise ValueError(f"{q_blocks} Q blocks and {heads * batch} heads: at most {ITEM_LIMIT} of each")
     mask_heads = masks // batch if masked_batches else masks
     which = np.arange(heads * batch, dtype=np.int64)
     mask = (which // heads * mask_heads if masked_batches else 0) + which % heads // (heads // mask_heads)
-    stage, load = latest[mask], work[mask]  # [heads * batch, Q blocks]
+    load = work[mask]  # [heads * batch, Q blocks]
+    first = dealt.first_piece[which % heads]
+    stage = np.where(latest[mask] < dealt.own, -1, latest[mask] + first[:, None])
     block = np.broadcast_to(np.arange(q_blocks), stage.shape)
     of = np.broadcast_to(which[:, None], stage.shape)
     order = np.lexsort(tuple(x.ravel() for x in (of, block, -load, of // group, stage)))
@@ -170,25 +200,32 @@ def work_items(
 
 
 def backward_items(
-    latest: NDArray[np.int64], load: NDArray[np.int64], own: int, group: int, arrivals: Sequence[float], seconds: float
+    latest: NDArray[np.int64],
+    load: NDArray[np.int64],
+    first_piece: NDArray[np.int64],
+    own: int,
+    group: int,
+    arrivals: Sequence[float],
+    seconds: float,
 ) -> NDArray[np.uint32]:
     """The order of the backward kernel's work items: key tile | unit << 16, a unit being what shares a head of keys.
 
-    Keys of others arrive late, but their gradients leave early: each chunk is taken as soon as it is expected, in the
+    Keys of others arrive late, but their gradients leave early: each piece is taken as soon as it is expected, in the
     order of arrival. Own tiles fill the time before, and the rest of them come last. Among those, `group` units together
     (their rows stay in cache), then by falling work.
 
-    latest: [key tiles], the last slot of each. load: [units, key tiles]. own: slots below are the rank's own. arrivals:
-    seconds, by slot. seconds: that the whole GPU takes for a load of 1. Raises ValueError beyond ITEM_LIMIT.
+    latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
+    below are the rank's own. arrivals: seconds, by piece. seconds: that the whole GPU takes for a load of 1. Raises
+    ValueError beyond ITEM_LIMIT.
     """
     units, tiles = load.shape
     if units > ITEM_LIMIT or tiles > ITEM_LIMIT:
         raise ValueError(f"{tiles} key tiles and {units} units: at most {ITEM_LIMIT} of each")
-    stage = np.broadcast_to(np.maximum(latest, own - 1), load.shape)
+    stage = np.where(latest < own, -1, latest + first_piece[:, None])
     unit, tile = np.indices(load.shape)
     order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, unit // group, stage)))
     stages, packed, spent = stage.ravel()[order], (tile | unit << 16).ravel()[order], load.ravel()[order] * seconds
-    mine = int((stages < own).sum())
+    mine = int((stages < 0).sum())
     ends = np.cumsum(spent[:mine])
     out: list[NDArray[np.int64]] = []
     at, filled, clock = mine, 0, 0.0

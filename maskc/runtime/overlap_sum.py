@@ -6,6 +6,7 @@ One kernel adds them in fp32 and rounds once, so the result does not depend on w
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ def own_runs(plan: OverlapPlan, keys: Layout) -> tuple[tuple[int, slice], ...]:
 
 
 class GradientSum:
-    """Adds up dK and dV of one plan: fp32 [splits, B, rows of the key buffer, Hk, D], and what lies in staging."""
+    """Adds up dK and dV of one plan: fp32 [splits, B, Hk, rows of the key buffer, D], and what lies in staging."""
 
     def __init__(self, plan: OverlapPlan, keys: Layout, shape: KeyShape, transport: Transport, device: torch.device) -> None:
         self.plan, self.shape, self.transport, self.device = plan, shape, transport, device
@@ -67,9 +68,9 @@ class GradientSum:
     def add_on_host(self, made: Pair, out: Pair) -> None:
         for which, grads in enumerate(made):
             for chunk, rows, slot, readers in self.chunks:
-                parts = [grads[:, :, slot.start : slot.start + slot.rows].sum(0)] if slot is not None else []
+                parts = [grads[:, :, :, slot.start : slot.start + slot.rows].sum(0)] if slot is not None else []
                 parts += [self.transport.staged(r, chunk)[which] for r in readers]
-                out[which][:, rows] = sum(parts[1:], parts[0]) if parts else 0
+                out[which][:, rows] = sum(parts[1:], parts[0]).transpose(1, 2) if parts else 0
 
     @cached_property
     def table(self) -> exchange.SumTable:
@@ -78,14 +79,16 @@ class GradientSum:
 
     def addends(self) -> list[exchange.Addend]:
         out = []
+        heads = self.shape.heads
         for which, dim in enumerate((self.shape.dim_k, self.shape.dim_v)):
-            row = self.shape.heads * dim
             for chunk, rows, slot, readers in self.chunks:
-                size = (rows.stop - rows.start) * row
-                for b in range(self.shape.batch):
-                    own = None if slot is None else (b * self.plan.rows + slot.start) * row
-                    parts = tuple(self.transport.staged(r, chunk)[which][b].data_ptr() for r in readers)
-                    out.append(exchange.Addend(which, (b * self.rows + rows.start) * row, own, size, parts))
+                size = rows.stop - rows.start
+                staged = [self.transport.staged(r, chunk)[which] for r in readers]
+                for b, h in product(range(self.shape.batch), range(heads)):
+                    own = None if slot is None else ((b * heads + h) * self.plan.rows + slot.start) * dim
+                    first = ((b * self.rows + rows.start) * heads + h) * dim
+                    parts = tuple(t.data_ptr() + (b * heads + h) * size * dim * t.element_size() for t in staged)
+                    out.append(exchange.Addend(which, first, heads * dim, own, size, dim, parts))
         return out
 
 

@@ -5,7 +5,6 @@ Made once per mask batch, with one copy of the mask's tile classes to the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +17,12 @@ from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
-from maskc.runtime.overlap_plan import OverlapPlan, backward_items, latest_slots, work_items
+from maskc.runtime.overlap_plan import Heads, OverlapPlan, backward_items, head_groups, latest_slots, work_items
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
+PIECE_SECONDS = 8e-6
+"""That a copy takes at least, so that what it costs to start one does not show."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -45,18 +46,26 @@ class BackwardTables:
 
 @remembered
 def gate_tables(
-    local: BoundaryVectors, plan: OverlapPlan, spec: KernelSpec, heads: int, batch: int, ratio: int, device: torch.device
+    local: BoundaryVectors,
+    plan: OverlapPlan,
+    spec: KernelSpec,
+    heads: int,
+    batch: int,
+    heads_kv: int,
+    groups: int,
+    device: torch.device,
 ) -> Tables:
-    """Tables of a mask over the key buffer.
+    """Tables of a mask over the key buffer; as many heads as share keys in cache are taken together.
 
-    heads, batch: of q. ratio: query heads per key head; as many heads as share keys in cache are taken together.
+    heads, batch: of q. groups: of key heads, copied one after another.
     """
     seen, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
     latest = latest_slots(seen, ranges, plan.own)
     kv_bytes = 2 * plan.rows * spec.head_dim * 2
-    group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * ratio)
-    items = work_items(latest, work.sum(2) + ROW_WORK, heads, batch, local.batch > 1, group)
+    group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * (heads // heads_kv))
+    dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)), plan.own)
+    items = work_items(latest, work.sum(2) + ROW_WORK, dealt, local.batch > 1, group)
     return Tables(_on(device, items), _on(device, _packed(ranges)))
 
 
@@ -69,6 +78,13 @@ class Units:
     hk: int
     splits: int
     heads: int
+    groups: int = 1
+
+    def first_pieces(self, slots: int) -> NDArray[np.int64]:
+        """[batch * hk * splits]: the first piece of the group of heads of each."""
+        by_head = np.repeat(head_groups(self.hk, self.hk, self.groups, slots), self.splits)
+        pieces: NDArray[np.int64] = np.tile(by_head, self.batch)
+        return pieces
 
     def masks(self, local: BoundaryVectors) -> NDArray[np.int64]:
         """[batch * hk * splits]: the mask of each (batch item, key head, split)."""
@@ -89,7 +105,7 @@ def backward_tables(
     processors: int,
     device: torch.device,
 ) -> BackwardTables:
-    """Tables of a mask over the key buffer. arrivals: seconds after which the keys of each slot are expected."""
+    """Tables of a mask over the key buffer. arrivals: seconds after which each piece is expected."""
     _, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
     masks = units.masks(local)
@@ -102,7 +118,8 @@ def backward_tables(
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
     else:
-        items = backward_items(ranges[:, 1], load, plan.own, group, arrivals, seconds)
+        first = units.first_pieces(len(plan.slots))
+        items = backward_items(ranges[:, 1], load, first, plan.own, group, arrivals, seconds)
     slots = np.arange(len(plan.slots))
     tiles = ((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0).astype(np.uint32)
     return BackwardTables(_on(device, items), _on(device, _packed(ranges)), _on(device, tiles))
@@ -126,7 +143,22 @@ def _on(device: torch.device, words: NDArray[np.uint32]) -> Tensor:
     return torch.from_numpy(words.view(np.int32)).to(device)
 
 
-def expected_arrivals(plan: OverlapPlan, row_bytes: int, rate: float, latency: float) -> tuple[float, ...]:
-    """Seconds after which the keys of each slot are expected: own at once, others one after another over one link."""
-    bytes_before: Sequence[int] = np.cumsum([s.rows * row_bytes for s in plan.pulls]).tolist()
-    return (*(0.0 for _ in range(plan.own)), *(latency + b / rate for b in bytes_before))
+def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: float, latency: float) -> tuple[float, ...]:
+    """Seconds after which each piece is expected: own at once, others one after another over one link."""
+    out, brought = [], 0.0
+    for _ in range(groups):
+        for i, slot in enumerate(plan.slots):
+            foreign = i >= plan.own
+            brought += slot.rows * row_bytes / groups if foreign else 0
+            out.append(latency + brought / rate if foreign else 0.0)
+    return tuple(out)
+
+
+def choose_groups(plan: OverlapPlan, heads: int, row_bytes: int, rate: float, limit: int) -> int:
+    """In how many groups of heads keys are copied: the most whose pieces still keep the link busy.
+
+    row_bytes: of K alone. limit: on the number of pieces.
+    """
+    rows = sum(s.rows for s in plan.pulls) / max(1, len(plan.pulls))
+    fitting = (g for g in range(1, heads + 1) if heads % g == 0 and g * len(plan.slots) <= limit)
+    return max((g for g in fitting if rows * row_bytes / g >= rate * PIECE_SECONDS), default=1)

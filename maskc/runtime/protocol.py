@@ -5,10 +5,13 @@ call of a link:
 
     ready[reader][source]   the source's keys of this epoch can be read
     done[source][reader]    the reader has copied what it needs of this epoch
-    flag[rank][slot]        the chunk of this epoch lies in the rank's key buffer
-    finished[rank][slot]    backward: the kernel has written the last gradient of the chunk
+    flag[rank][piece]       the piece of this epoch lies in the rank's key buffer
+    finished[rank][piece]   backward: the kernel has written the last gradient of the piece
     sent[owner][reader]     backward: all gradients of the reader lie in the owner's staging
     free[reader][owner]     backward: the owner has added them up, the staging may be written again
+
+A piece is what one copy brings: a group of heads of a key chunk. All chunks of the first heads come first, so that work
+on these heads can start when a part of all keys is there, however much of them a row sees.
 
 Own keys lie in one of two halves of the source buffer by turns, so a rank waits for its readers two calls late. Of every
 pair of ranks each signals before it waits, whatever the number of hardware queues.
@@ -29,7 +32,7 @@ Kind: TypeAlias = Literal["ready", "done", "flag", "finished", "sent", "free"]
 
 
 class Word(NamedTuple):
-    """A word in the memory of rank `holder`, written by rank `by`, or by what belongs to slot `by` ("flag", "finished")."""
+    """A word in the memory of rank `holder`, written by rank `by`, or by what belongs to piece `by` ("flag", "finished")."""
 
     kind: Kind
     holder: int
@@ -70,9 +73,9 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """The chunk of a slot from a half of its source's buffer to the rank's key buffer."""
+    """A piece from a half of its source's buffer to the rank's key buffer."""
 
-    slot: int
+    piece: int
     source: int
     half: int
     epoch: int
@@ -80,21 +83,21 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """The kernel; it waits itself for the flag of each of `slots` before it reads the chunk.
+    """The kernel; it waits itself for the flag of each of `pieces` before it reads the piece.
 
-    finishes: slots whose gradients it completes, in about this order, each with its "finished" word.
+    finishes: pieces whose gradients it completes, in about this order, each with its "finished" word.
     """
 
-    slots: tuple[int, ...]
+    pieces: tuple[int, ...]
     epoch: int
     finishes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """The gradients of a slot's chunk to the staging of its owner."""
+    """The gradients of a piece to the staging of its owner."""
 
-    slot: int
+    piece: int
     owner: int
     epoch: int
 
@@ -153,31 +156,35 @@ class Epochs:
 # ---------------------------------------------------------------- what a call enqueues
 
 
-def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn) -> tuple[Step, ...]:
+def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1) -> tuple[Step, ...]:
     """Everything a forward call enqueues, in the order of enqueueing.
 
-    readers: the ranks that copy from this one. The kernel comes last: all it waits for is enqueued before it.
+    readers: the ranks that copy from this one. groups: of heads, the pieces of a chunk. The kernel comes last: all it
+    waits for is enqueued before it.
     """
-    return (*_gather(plan, readers, turn), ("compute", Attend(_foreign(plan), turn.epoch)))
+    return (*_gather(plan, readers, turn, groups), ("compute", Attend(plan.pieces(groups), turn.epoch)))
 
 
-def backward_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, gather: bool = True) -> tuple[Step, ...]:
+def backward_steps(
+    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, gather: bool = True
+) -> tuple[Step, ...]:
     """The same for a backward call.
 
-    The gradients of a chunk leave once its last tile is done, in the order of slots, on a stream of their own: waiting
+    The gradients of a piece leave once its last tile is done, in the order of pieces, on a stream of their own: waiting
     for one must not hold up the keys of the next call. gather: keys are copied again, else they are in the buffer.
     """
-    rank, epoch, foreign = plan.rank, turn.epoch, _foreign(plan)
-    steps = list(_gather(plan, readers, turn)) if gather else []
+    rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
+    steps = list(_gather(plan, readers, turn, groups)) if gather else []
     steps.append(("compute", Attend(foreign if gather else (), epoch, foreign)))
     pushed = dict(turn.pushed)
-    for slot in foreign:
-        owner = plan.slots[slot].source
-        steps.append(("send", Wait(Word("finished", rank, slot), epoch)))
+    last = {plan.slot_of(piece).source: piece for piece in foreign}
+    for piece in foreign:
+        owner = plan.slot_of(piece).source
+        steps.append(("send", Wait(Word("finished", rank, piece), epoch)))
         if owner in pushed:
             steps.append(("send", Wait(Word("free", rank, owner), pushed.pop(owner))))
-        steps.append(("send", Push(slot, owner, epoch)))
-        if all(later.source != owner for later in plan.slots[slot + 1 :]):
+        steps.append(("send", Push(piece, owner, epoch)))
+        if last[owner] == piece:
             steps.append(("send", Put(Word("sent", owner, rank), epoch)))
     lenders = tuple(reader for reader, _ in plan.lends)
     steps += [("compute", Wait(Word("sent", rank, r), epoch)) for r in lenders]
@@ -198,11 +205,7 @@ def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(next(ordered) if s[0] == "copy" and not isinstance(s[1], Begin) else s for s in steps)
 
 
-def _foreign(plan: OverlapPlan) -> tuple[int, ...]:
-    return tuple(range(plan.own, len(plan.slots)))
-
-
-def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn) -> Iterable[Step]:
+def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int) -> Iterable[Step]:
     """Own keys to their places, and the copies of others behind each other, with a flag after each."""
     rank, half, epoch = plan.rank, turn.half, turn.epoch
     steps: list[Step] = [("copy", Begin())] if plan.pulls else []
@@ -210,14 +213,15 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn) -> Iterable[S
     steps.append(("compute", Fill(half, epoch)))
     steps += [("compute", Put(Word("ready", r, rank), epoch)) for r in readers]
     waited: set[int] = set()
-    for slot, pull in enumerate(plan.pulls, plan.own):
-        source = pull.source
+    last = {plan.slot_of(piece).source: piece for piece in plan.pieces(groups)}
+    for piece in plan.pieces(groups):
+        source = plan.slot_of(piece).source
         if source not in waited:
             waited.add(source)
             steps.append(("copy", Wait(Word("ready", rank, source), epoch)))
-        steps.append(("copy", Pull(slot, source, half, epoch)))
-        steps.append(("copy", Put(Word("flag", rank, slot), epoch)))
-        if all(later.source != source for later in plan.slots[slot + 1 :]):
+        steps.append(("copy", Pull(piece, source, half, epoch)))
+        steps.append(("copy", Put(Word("flag", rank, piece), epoch)))
+        if last[source] == piece:
             steps.append(("copy", Put(Word("done", source, rank), epoch)))
     return steps
 

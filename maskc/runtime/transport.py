@@ -24,8 +24,13 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word
 
 Pair = tuple[Tensor, Tensor]
-"""(K, V) [rows, B, Hk, D] and [rows, B, Hk, Dv]: rows of a chunk are one piece of memory. Of gradients, (dK, dV)
-[B, rows, Hk, D] and [B, rows, Hk, Dv] in fp32 (fp64 for fp64): rows of a chunk and batch item are one piece."""
+"""(K, V) [Hk, rows, B, D] and [Hk, rows, B, Dv]: rows of a head are one piece of memory. Of gradients, (dK, dV)
+[B, Hk, rows, D] and [B, Hk, rows, Dv] in fp32 (fp64 for fp64), rows of a head and batch item being one piece."""
+
+
+def head_major(t: Tensor) -> Tensor:
+    """[B, rows, H, D] as a view [H, rows, B, D], or the other way round."""
+    return t.permute(2, 1, 0, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class KeyShape:
     def empty(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
         """Zeros: what is never copied must be finite, for 0 * NaN is NaN."""
         k, v = (
-            torch.zeros(rows, self.batch, self.heads, d, dtype=self.dtype, device=device, pin_memory=pinned)
+            torch.zeros(self.heads, rows, self.batch, d, dtype=self.dtype, device=device, pin_memory=pinned)
             for d in (self.dim_k, self.dim_v)
         )
         return k, v
@@ -50,22 +55,31 @@ class KeyShape:
         """Room for dK and dV of so many rows."""
         acc = torch.float64 if self.dtype == torch.float64 else torch.float32
         k, v = (
-            torch.empty(self.batch, rows, self.heads, d, dtype=acc, device=device, pin_memory=pinned)
+            torch.empty(self.batch, self.heads, rows, d, dtype=acc, device=device, pin_memory=pinned)
             for d in (self.dim_k, self.dim_v)
         )
         return k, v
 
 
 def copy(into: Tensor, source: Tensor) -> None:
-    """Enqueue a copy of one piece of memory on torch's current stream. A copy engine does it: no kernel is launched."""
+    """Enqueue a copy of pieces of memory [pieces, ...] on torch's current stream.
+
+    A copy engine does it, in one operation: no kernel is launched. Raises ValueError where that cannot be.
+    """
     if into.device.type != "cuda" and source.device.type != "cuda":
         into.copy_(source)
         return
-    if not (into.is_contiguous() and source.is_contiguous() and into.shape == source.shape and into.dtype == source.dtype):
+    plain = into.shape == source.shape and into.dtype == source.dtype and into.numel() > 0
+    if not (plain and into[0].is_contiguous() and source[0].is_contiguous()):
         raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
     device = into.device if into.device.type == "cuda" else source.device
-    size = into.numel() * into.element_size()
-    driver_api.copy(into.data_ptr(), source.data_ptr(), size, torch.cuda.current_stream(device).cuda_stream)
+    width, pieces = into[0].numel() * into.element_size(), into.shape[0]
+    pitches = [t.stride(0) * t.element_size() if pieces > 1 else width for t in (into, source)]
+    stream = torch.cuda.current_stream(device).cuda_stream
+    if pitches == [width, width]:
+        driver_api.copy(into.data_ptr(), source.data_ptr(), width * pieces, stream)
+    else:
+        driver_api.copy_pieces(into.data_ptr(), source.data_ptr(), width, pieces, (pitches[0], pitches[1]), stream)
 
 
 # ---------------------------------------------------------------- queues
@@ -183,17 +197,17 @@ class Transport(Protocol):
     def address(self, word: Word) -> int:
         """Address of a word between ranks that streams of this GPU can wait for and write."""
 
-    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
-        """Enqueue on torch's current stream: a chunk from a half of another rank's source buffer."""
+    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
+        """Enqueue on torch's current stream: heads of a chunk from a half of another rank's source buffer."""
 
-    def readable(self, rank: int, half: int, chunk: int) -> Pair:
+    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
         """What `pull` copies, as tensors that a kernel on this GPU can read."""
 
     def own(self, half: int) -> Pair | None:
         """A half of this rank's source buffer, None where nobody reads it."""
 
-    def push(self, owner: int, chunk: int, grads: Pair) -> None:
-        """Enqueue on torch's current stream: this rank's gradients of a chunk to the staging of its owner."""
+    def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
+        """Enqueue on torch's current stream: this rank's gradients of heads of a chunk to the staging of its owner."""
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """Staging of what another rank has of the gradients of an own chunk: contiguous, on this GPU."""
@@ -241,23 +255,23 @@ class Loopback:
         peer = word.by if mine else word.holder
         return self._words.data_ptr() + 4 * (len(_LOOPED) * self._index[peer] + _LOOPED.index((word.kind, mine)))
 
-    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
-        for mine, theirs in zip(into, self.readable(rank, half, chunk), strict=True):
+    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
+        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads), strict=True):
             self._copy(mine, theirs)
 
-    def readable(self, rank: int, half: int, chunk: int) -> Pair:
+    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         halves = self._halves[rank]
-        k, v = (t[start : start + self.keys.size_of(chunk)] for t in halves[half % len(halves)])
+        k, v = (t[heads, start : start + self.keys.size_of(chunk)] for t in halves[half % len(halves)])
         return k, v
 
     def own(self, half: int) -> Pair | None:
         return None
 
-    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+    def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for there, mine in zip(self.pushed(chunk), grads, strict=True):
             for to, part in zip(there, mine, strict=True):
-                self._copy(to, part)
+                self._copy(to[heads], part)
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """In host memory, which kernels read as it is."""

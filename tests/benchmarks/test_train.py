@@ -13,7 +13,7 @@ import maskc
 from benchmarks import train, train_ablation, train_gpus, train_link, train_steps
 from benchmarks.train_model import MLP, Experts, Shape
 from maskc.runtime.overlap import Gradients
-from maskc.runtime.transport import KeyShape
+from maskc.runtime.transport import KeyShape, head_major
 
 SMALL = (
     "--device cpu --dtype fp64 --seqlen 80 --steps 3 --drop 1 --layers 2 --width 32 --heads 4 --kv-heads 2 --head-dim 16"
@@ -106,12 +106,12 @@ def test_a_simulated_rank_attends_to_the_keys_of_the_others(variant: train_ablat
         leaves = [x.requires_grad_() for x in (q, k, v)]
         rank.attend(*leaves)  # from the second time on, only parts of chunks are copied
         out = rank.attend(*leaves)
-        keys, values = (t.transpose(0, 1).index_copy(1, mine, x) for t, x in zip(memory.keys, (k, v), strict=True))
+        keys, values = (head_major(t).index_copy(1, mine, x) for t, x in zip(memory.keys, (k, v), strict=True))
         want = dense(spec.vectors(96, 96).masked()[:, :, mine], q, keys, values)
         torch.testing.assert_close(out, want)
         got, exact = (torch.autograd.grad(x, leaves, dout) for x in (out, want))
         torch.testing.assert_close(got[0], exact[0])
-        for mine_too, alone, came in zip(got[1:], exact[1:], memory.came, strict=True):
+        for mine_too, alone, came in zip(got[1:], exact[1:], (t.transpose(1, 2) for t in memory.came), strict=True):
             others = torch.zeros_like(alone)
             for _, chunks in rank.over.plan.lends:
                 others += _placed(came, torch.cat([torch.arange(*p.keys.range_of(c)) for c in chunks]), mine)
@@ -147,20 +147,19 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(train_link, "copy", lambda into, source: copied.append(into.numel()))
     rank = train_ablation.Rank(spec, p, 3, "gated", memory, shape, s)
     part = train_link.part_of(p, 3)
-    foreign = range(part.plan.own, len(part.plan.slots))
     rows = {x.chunk: p.keys.size_of(x.chunk) for x in part.plan.pulls}
     carried = sum(p.keys.size_of(c) for c in part.carried)
     fast = {c: n if c in part.across else -(-n // train_ablation.INSIDE) for c, n in rows.items()}
     assert 0 < sum(fast.values()) < sum(rows.values())
     for expected in (rows, fast, fast):
         copied.clear()
-        for slot in foreign:
-            rank.over.pull(slot, 0)
+        for piece in part.plan.pieces(rank.over.groups):
+            rank.over.pull(piece, 0)
         assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
     copied.clear()
     grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, part.plan.rows, 1, 8) for _ in range(2)))
-    for slot in foreign:
-        rank.over.push(slot, grads)
+    for piece in part.plan.pieces(rank.over.groups):
+        rank.over.push(piece, grads)
     assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)
 
 

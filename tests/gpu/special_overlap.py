@@ -39,7 +39,7 @@ from maskc.runtime.localize import localize
 from maskc.runtime.overlap import Executor, Overlapped
 from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import plan
-from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair
+from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major
 from tests.gpu.inputs import suite_mask
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "28_duo_heads")
@@ -116,6 +116,7 @@ class Pairing:
         self.plan = overlap_plan(p, rank)
         self.local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, self.plan.columns, torch.device(DEVICE))
         shape = KeyShape(batch, self.heads_kv, dim, dim, torch.bfloat16)
+        groups = self.heads_kv // (1, 2)[(chunk + rank) // 32 % 2]
         self.ranks: dict[Executor, Overlapped] = {}
         self.last: dict[Executor, int] = dict.fromkeys(EXECUTORS, 0)  # the last backward call
         self.links: dict[Executor, Loopback] = {}
@@ -123,7 +124,8 @@ class Pairing:
             link = Loopback(p.keys, rank, self.plan.sources, shape, lends=self.plan.lends)
             self.links[executor] = link
             queues = CudaQueues(torch.device(DEVICE))
-            self.ranks[executor] = Overlapped(self.plan, p.keys, shape, link, queues, torch.device(DEVICE), timeout=timeout)
+            given = (self.plan, p.keys, shape, link, queues, torch.device(DEVICE))
+            self.ranks[executor] = Overlapped(*given, timeout=timeout, groups=groups)
 
     def keys(self, seed: int) -> Inputs:
         g = torch.Generator(DEVICE).manual_seed(seed)
@@ -139,7 +141,7 @@ class Pairing:
 
             def fill(pair: Pair, peer: int = peer) -> None:
                 for half, whole in zip(pair, (given.k, given.v), strict=True):
-                    half.copy_(self.layout.shard(whole, peer, of="keys").transpose(0, 1))
+                    half.copy_(head_major(self.layout.shard(whole, peer, of="keys")))
 
             self.links[executor].post(peer, epoch, fill)
 

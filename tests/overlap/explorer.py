@@ -35,9 +35,9 @@ class State(NamedTuple):
     at: tuple[tuple[At, ...], ...]
     words: tuple[int, ...]
     sources: tuple[tuple[int, ...], ...]  # [rank][half]: the epoch whose keys lie there
-    buffers: tuple[tuple[int, ...], ...]  # [rank][slot]
-    made: tuple[tuple[int, ...], ...]  # [rank][slot]: the epoch whose gradients the rank's kernel has completed
-    staged: tuple[tuple[int, ...], ...]  # [rank][slot]: the epoch whose gradients lie in the staging of the chunk's owner
+    buffers: tuple[tuple[int, ...], ...]  # [rank][piece]
+    made: tuple[tuple[int, ...], ...]  # [rank][piece]: the epoch whose gradients the rank's kernel has completed
+    staged: tuple[tuple[int, ...], ...]  # [rank][piece]: the epoch whose gradients lie in the staging of the chunk's owner
     dead: bool
     stopped: tuple[bool, ...]  # [rank]: the host has told everything to stop waiting
 
@@ -82,7 +82,7 @@ class Explorer:
     # ---- the system
 
     def _first(self) -> State:
-        slots = [1 + max((op.slot for _, op in p if isinstance(op, Pull | Push)), default=-1) for p in self.programs]
+        slots = [1 + max((op.piece for _, op in p if isinstance(op, Pull | Push)), default=-1) for p in self.programs]
         ranks = len(self.programs)
         empty = tuple((0,) * n for n in slots)
         return State(
@@ -102,7 +102,7 @@ class Explorer:
         operations = [(rank, op) for rank, program in enumerate(self.programs) for _, op in program]
         named = {op.word for _, op in operations if isinstance(op, Wait | Put)}
         kernels = [(rank, op) for rank, op in operations if isinstance(op, Attend)]
-        gated = {Word("flag", rank, slot) for rank, op in kernels for slot in op.slots}
+        gated = {Word("flag", rank, slot) for rank, op in kernels for slot in op.pieces}
         reported = {Word("finished", rank, slot) for rank, op in kernels for slot in op.finishes}
         return {word: i for i, word in enumerate(sorted(named | gated | reported))}
 
@@ -185,7 +185,7 @@ class Explorer:
                 yield Move(then._replace(staged=_with(state.staged, rank, _with(state.staged[rank], slot, value))), False)
             case Sum(_, epoch):
                 for reader, pushed in enumerate(self.programs):
-                    for slot in {x.slot for _, x in pushed if isinstance(x, Push) and (x.owner, x.epoch) == (rank, epoch)}:
+                    for slot in {x.piece for _, x in pushed if isinstance(x, Push) and (x.owner, x.epoch) == (rank, epoch)}:
                         if (found := state.staged[reader][slot]) != epoch and not stopped:
                             raise Violation(f"rank {rank} adds up epoch {found} of rank {reader} instead of {epoch}")
                 yield Move(onward if at.phase == 0 else complete, False)
@@ -195,11 +195,11 @@ class Explorer:
     def _kernel_moves(
         self, state: State, rank: int, kernel: Attend, phase: int, onward: State, complete: State
     ) -> Iterator[Move]:
-        """Start, then per slot gate, read, and report where the kernel reports it; then what is left to report."""
+        """Start, then per piece gate, read, and report where the kernel reports it; then what is left to report."""
         work = [("start", -1)]
-        for slot in kernel.slots:
+        for slot in kernel.pieces:
             work += [("gate", slot), ("read", slot), *([("report", slot)] if slot in kernel.finishes else [])]
-        work += [("report", slot) for slot in kernel.finishes if slot not in kernel.slots]
+        work += [("report", slot) for slot in kernel.finishes if slot not in kernel.pieces]
         then = complete if phase == len(work) - 1 else onward
         what, slot = work[phase]
         stopped = state.stopped[rank]

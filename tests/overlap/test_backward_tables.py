@@ -23,42 +23,43 @@ CPU = torch.device("cpu")
 
 
 @st.composite
-def work(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int, list[float]]:  # type: ignore[type-arg]
-    """(last slot by tile, load, own slots, group, arrivals)."""
+def work(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int, list[float]]:  # type: ignore[type-arg]
+    """(last slot by tile, load, first piece by unit, own slots, group, arrivals by piece)."""
     tiles, units, slots = draw(st.integers(1, 12)), draw(st.integers(1, 5)), draw(st.integers(1, 6))
     latest = np.array(sorted(draw(st.lists(st.integers(0, slots - 1), min_size=tiles, max_size=tiles)), reverse=True))
     load = np.array(draw(st.lists(st.lists(st.integers(0, 9), min_size=tiles, max_size=tiles), min_size=units, max_size=units)))
     own = draw(st.integers(0, slots))
-    gaps = draw(st.lists(st.floats(0, 50), min_size=slots, max_size=slots))
-    return latest, load, own, draw(st.integers(1, units)), np.cumsum(gaps).tolist()
+    groups = draw(st.integers(1, units))
+    gaps = draw(st.lists(st.floats(0, 50), min_size=slots * groups, max_size=slots * groups))
+    first = np.arange(units) * groups // units * slots
+    return latest, load, first, own, draw(st.integers(1, units)), np.cumsum(gaps).tolist()
 
 
 @given(work())
 def test_every_item_once_and_chunks_of_others_in_the_order_of_arrival(given: object) -> None:
-    latest, load, own, group, arrivals = given  # type: ignore[misc]
-    items = backward_items(latest, load, own, group, arrivals, 1.0)
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    items = backward_items(latest, load, first, own, group, arrivals, 1.0)
     units, tiles = load.shape
     assert sorted(items.tolist()) == sorted(t | u << 16 for u in range(units) for t in range(tiles))
-    stages = [int(latest[i & 0xFFFF]) for i in items]
-    foreign = [s for s in stages if s >= own]
+    foreign = [int(latest[i & 0xFFFF] + first[i >> 16]) for i in items if latest[i & 0xFFFF] >= own]
     assert foreign == sorted(foreign)
 
 
 @given(work())
 def test_own_tiles_fill_the_time_before_a_chunk_and_no_more(given: object) -> None:
     """By the planned clock a chunk starts late only when nothing was left to do, and own work delays it by one tile at most."""
-    latest, load, own, group, arrivals = given  # type: ignore[misc]
-    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in backward_items(latest, load, own, group, arrivals, 1.0)]
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in backward_items(latest, load, first, own, group, arrivals, 1.0)]
     last = max((n for n, (t, _) in enumerate(items) if latest[t] >= own), default=-1)
     clock, before = 0.0, 0.0
     for n, (tile, unit) in enumerate(items[: last + 1]):
         slot = latest[tile]
         if slot >= own:
-            idle = arrivals[slot] - clock
+            idle = arrivals[slot + first[unit]] - clock
             assert idle <= 1e-6 or not any(latest[t] < own for t, _ in items[n:]), "idle though own tiles are left"
-            clock = max(clock, arrivals[slot])
+            clock = max(clock, arrivals[slot + first[unit]])
         else:
-            upcoming = next(arrivals[latest[t]] for t, _ in items[n:] if latest[t] >= own)
+            upcoming = next(arrivals[latest[t] + first[u]] for t, u in items[n:] if latest[t] >= own)
             assert clock < upcoming + 1e-6, "an own tile before a chunk that is there"
         before = clock
         clock = before + float(load[unit, tile])
@@ -66,7 +67,7 @@ def test_own_tiles_fill_the_time_before_a_chunk_and_no_more(given: object) -> No
 
 def test_limits_of_an_item() -> None:
     with pytest.raises(ValueError, match="at most"):
-        backward_items(np.zeros(ITEM_LIMIT + 1, dtype=np.int64), np.zeros((1, ITEM_LIMIT + 1), dtype=np.int64), 1, 1, [0.0], 1.0)
+        backward_items(*(np.zeros(s, dtype=np.int64) for s in (ITEM_LIMIT + 1, (1, ITEM_LIMIT + 1), 1)), 1, 1, [0.0], 1.0)
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -80,8 +81,8 @@ def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
     o = overlap_plan(p, 1)
     local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
     spec = select_backward(MaskForm(lts=True), 128, "bf16", deterministic=deterministic)
-    units = Units(2, 4, 2, 2, 1)
-    tables = backward_tables(local, o, spec, units, expected_arrivals(o, 1024, 1e9, 1e-6), 132, CPU)
+    units = Units(2, 4, 2, 2, 1, groups=1 + number % 2)
+    tables = backward_tables(local, o, spec, units, expected_arrivals(o, 1024, units.groups, 1e9, 1e-6), 132, CPU)
     tiles = -(-o.rows // spec.block_kv)
     assert len(tables.items) == 2 * 2 * 2 * tiles
     ranges = o.block_slots(spec.block_kv)
@@ -119,30 +120,34 @@ def test_the_sum_as_a_table_gives_the_sum(batch: int) -> None:
     sums = GradientSum(o, p.keys, shape, link, CPU)
     g = torch.Generator().manual_seed(0)
     splits = 2
-    made = [torch.randn(splits, batch, o.rows, 2, d, generator=g) for d in (8, 4)]
+    made = [torch.randn(splits, batch, 2, o.rows, d, generator=g) for d in (8, 4)]
     rows = p.keys.local_length(1)
     out = [torch.zeros(batch, rows, 2, d) for d in (8, 4)]
     staged = {(r, c): link.staged(r, c) for r, chunks in o.lends for c in chunks}
     for pair in staged.values():
         for t in pair:
             t.normal_(generator=g)
-    by_address = {t[b].data_ptr(): t[b].flatten() for pair in staged.values() for t in pair for b in range(batch)}
+    heads = [h for pair in staged.values() for t in pair for h in t.flatten(0, 1)]
+    by_address = {t.data_ptr(): t.flatten() for t in heads}
     assert by_address
     addends = sums.addends()
     for a in addends:
-        total = torch.zeros(a.elements)
+        size = a.rows * a.dim
+        total = torch.zeros(size)
         if a.own is not None:
             for s in range(splits):
-                total += made[a.which][s].flatten()[a.own : a.own + a.elements]
+                total += made[a.which][s].flatten()[a.own : a.own + size]
         for address in a.parts:
             total += by_address[address]
-        out[a.which].view(-1)[a.out : a.out + a.elements] = total
+        for row in range(a.rows):
+            at = a.out + row * a.step
+            out[a.which].view(-1)[at : at + a.dim] = total[row * a.dim : (row + 1) * a.dim]
     want = [torch.zeros_like(t) for t in out]
     sums.add_on_host((made[0], made[1]), (want[0], want[1]))
     for got, wanted in zip(out, want, strict=True):
         torch.testing.assert_close(got, wanted)
     table = SumTable.of(addends, CPU)
-    assert table.count == len(addends) == 2 * batch * len(p.keys.chunks_of(1))
+    assert table.count == len(addends) == 2 * 2 * batch * len(p.keys.chunks_of(1))
     assert table.pieces.numel() == 40 * len(addends)
     assert table.parts.numel() == 8 * sum(len(a.parts) for a in addends)
 
@@ -157,5 +162,5 @@ def test_copies_that_are_not_one_piece_are_refused() -> None:
 
 
 def test_an_empty_addend_list() -> None:
-    table = SumTable.of([Addend(0, 0, None, 0, ())], CPU)
+    table = SumTable.of([Addend(0, 0, 4, None, 0, 4, ())], CPU)
     assert table.longest == 0

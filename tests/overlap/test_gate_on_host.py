@@ -52,7 +52,8 @@ extern "C" u32 run(const GateTables* t, const u64* slot_times, u64 stop, const i
   for (u32& word : shared_words) word = 0xdeadbeef;  // as shared memory is found
   Gate gate(*t, 64);
   for (int i = 0; i < count; ++i) {{
-    gate.pass(order[i]);
+    gate.take_head(order[i] >> 16);
+    gate.pass(order[i] & 0xffff);
     out[i] = now;
   }}
   *fenced = fences;
@@ -70,7 +71,7 @@ class Tables(ctypes.Structure):
         ("failed", ctypes.POINTER(ctypes.c_uint32)),
         ("timeout", ctypes.c_uint32),
         ("epoch", ctypes.c_uint32),
-        ("own", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("own", "slots", "group_heads")),
     ]
 
 
@@ -114,10 +115,11 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Run:
         timeout: int = 1 << 20,
         stop: int = NEVER,
         epoch: int = 5,
+        slots: int = 0,
     ) -> Outcome:
         blocks = (ctypes.c_uint32 * len(ranges))(*(a | b << 16 for a, b in ranges))
         flags, failed = (ctypes.c_uint32 * len(arrivals))(), (ctypes.c_uint32 * 1)()
-        given = Tables(None, blocks, flags, failed, timeout, epoch, own)
+        given = Tables(None, blocks, flags, failed, timeout, epoch, own, slots or len(arrivals), 2)
         times, out = (ctypes.c_uint64 * len(arrivals))(*arrivals), (ctypes.c_uint64 * len(order))()
         fences = ctypes.c_uint32()
         looks = library.run(
@@ -176,6 +178,17 @@ def test_the_last_of_4096_chunks_is_told_from_the_first(gate: Run) -> None:
     got = gate([(0, 0), (4095, 4095), (31, 33)], 0, arrivals, [0, 2, 1, 0])
     assert got.times[1] < START + 30_000 <= got.times[2]
     assert got.looks >= 5
+
+
+def test_heads_of_a_group_wait_for_its_pieces(gate: Run) -> None:
+    """Two slots, two groups of two heads: flag 2 belongs to slot 0 of heads 2 and 3."""
+    arrivals = [0, 0, START + 30_000, START + 60_000]
+    order = [head << 16 | block for head in (0, 1, 3, 2) for block in (1, 0)]
+    got = gate([(0, 0), (1, 1)], 0, arrivals, order, slots=2)
+    assert all(t < START + 30_000 for t in got.times[:4])
+    assert got.times[4] >= START + 60_000
+    assert got.fences == 4
+    assert gate([(0, 0), (1, 1)], 1, [NEVER, 0, NEVER, 0], order, slots=2).fences == 2, "slot 0 is the rank's own in every group"
 
 
 def test_a_chunk_that_never_comes_is_named_and_nothing_is_waited_for_after_it(gate: Run) -> None:

@@ -26,7 +26,7 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word, readers_of
-from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, read_word, write_word
+from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 
 CPU = torch.device("cpu")
@@ -35,14 +35,14 @@ CPU = torch.device("cpu")
 class World:
     """Every rank of a case with its loopback."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, groups: int | None = None) -> None:
         self.case, self.v = case, vectors(case)
         self.p: AttentionPlan = case.plan(self.v)
         shape = KeyShape(case.batch[0], case.heads[1], *case.dims, torch.float64)
         self.plans = [overlap_plan(self.p, r) for r in range(case.world)]
         self.links = [Loopback(self.p.keys, o.rank, o.sources, shape, pinned=False, lends=o.lends) for o in self.plans]
         self.ranks = [
-            Overlapped(o, self.p.keys, shape, link, HostQueues(), CPU, timeout=0.2)
+            Overlapped(o, self.p.keys, shape, link, HostQueues(), CPU, timeout=0.2, groups=groups)
             for o, link in zip(self.plans, self.links, strict=True)
         ]
 
@@ -53,7 +53,7 @@ class World:
     def _fill(self, peer: int, k: Tensor, val: Tensor) -> Callable[[Pair], None]:
         def fill(pair: Pair) -> None:
             for half, whole in zip(pair, (k, val), strict=True):
-                half.copy_(self.p.shard(whole, peer, of="keys").transpose(0, 1))
+                half.copy_(head_major(self.p.shard(whole, peer, of="keys")))
 
         return fill
 
@@ -95,7 +95,7 @@ def test_every_rank_gives_its_rows_of_the_dense_answer(number: int) -> None:
         batch=((1, 1), (2, 1), (2, 2))[number % 3],
         dims=(8, (8, 4)[number % 2]),
     )
-    made = World(case)
+    made = World(case, groups=case.heads[1] if number % 2 else None)
     for epoch in range(1, 5):
         step = replace(case, seed=case.seed + 100 * epoch)
         q, k, val, _, _ = tensors(step)
@@ -126,7 +126,7 @@ def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: in
         batch=((1, 1), (2, 1))[number // 2 % 2],
         dims=(8, (8, 4)[number % 2]),
     )
-    made = World(case)
+    made = World(case, groups=case.heads[1] if number % 2 else None)
     q, k, val, dout, dlse = tensors(case)
     want = dense(case, made.v)
     pushed: dict[tuple[int, int], Pair] = {}
@@ -146,7 +146,7 @@ def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: in
             for chunk, rows in made.rows(rank).items():
                 for reader, chunks in made.plans[rank].lends:
                     if chunk in chunks:
-                        got[:, rows] += pushed[reader, chunk][i]
+                        got[:, rows] += pushed[reader, chunk][i].transpose(1, 2)
             torch.testing.assert_close(got, made.p.shard(want[name], rank, of="keys"), rtol=0, atol=1e-9)
 
 
@@ -263,17 +263,17 @@ class Shared:
     def address(self, word: Word) -> int:
         return self.words[("ready", "done", "sent", "free").index(word.kind), word.holder, word.by].data_ptr()
 
-    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
+    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         for mine, theirs in zip(into, self.halves[rank][half], strict=True):
-            mine.copy_(theirs[start : start + self.keys.size_of(chunk)])
+            mine.copy_(theirs[heads, start : start + self.keys.size_of(chunk)])
 
     def own(self, half: int) -> Pair:
         return self.halves[self.rank][half]
 
-    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+    def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for there, mine in zip(self.staging[self.rank, chunk], grads, strict=True):
-            there.copy_(mine)
+            there[:, heads].copy_(mine)
 
     def staged(self, reader: int, chunk: int) -> Pair:
         return self.staging[reader, chunk]
@@ -350,8 +350,8 @@ def test_a_gated_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     o = overlap_plan(p, 0)
     local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, o.columns)
     spec = replace(forward_spec(hopper.mask_form(local), 128, "bf16"), gated=True)
-    tables = gate_tables(local, o, spec, 4, 1, 2, CPU)
-    gate = hopper.GateTables(tables.items.data_ptr(), tables.blocks.data_ptr(), 16, 32, 9, 5, o.own)
+    tables = gate_tables(local, o, spec, 4, 1, 2, 2, CPU)
+    gate = hopper.GateTables(tables.items.data_ptr(), tables.blocks.data_ptr(), 16, 32, 9, 5, o.own, len(o.slots), 1)
     q = torch.zeros(1, local.nq, 4, 128, dtype=torch.bfloat16)
     k = torch.zeros(o.rows, 1, 2, 128, dtype=torch.bfloat16).transpose(0, 1)
     hopper.forward_with(spec, local, q, k, k, 0.1, gate=gate)
@@ -373,7 +373,7 @@ def test_gate_tables_pack_slots_and_items() -> None:
     o = overlap_plan(p, 1)
     local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
     spec = forward_spec(MaskForm(ute=True), 128, "bf16")
-    tables = gate_tables(local, o, spec, 2, 1, 1, CPU)
+    tables = gate_tables(local, o, spec, 2, 1, 2, 1, CPU)
     blocks = tables.blocks.numpy().view(np.uint32)
     assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(128).tolist()]
     assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks of 128"

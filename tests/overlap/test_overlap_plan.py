@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_plan import ITEM_LIMIT, latest_slots, overlap_plan, visit_order, work_items
+from maskc.runtime.overlap_plan import ITEM_LIMIT, Heads, head_groups, latest_slots, overlap_plan, visit_order, work_items
 from maskc.runtime.plan import plan
 from maskc.tiles import TileClass, classify
 from tests.dist.cases import FORMS, Case, vectors
@@ -121,12 +121,17 @@ def test_items_go_by_latest_chunk_then_heads_together_then_work(
     problem: tuple[np.ndarray, np.ndarray, int, int, bool, int],
 ) -> None:
     latest, work, heads, batch, masked, group = problem
-    items = work_items(latest, work, heads, batch, masked, group)
+    groups = 2 if heads % 2 == 0 else 1
+    slots = int(latest.max()) + 2
+    dealt = Heads(heads, batch, head_groups(heads, heads, groups, slots), own=1)
+    items = work_items(latest, work, dealt, masked, group)
     blocks, which = items & 0xFFFF, items >> 16
     assert sorted(items.tolist()) == sorted(b | w << 16 for b in range(latest.shape[1]) for w in range(heads * batch))
     mask_heads = latest.shape[0] // batch if masked else latest.shape[0]
     mask = (which // heads * mask_heads if masked else 0) + which % heads // (heads // mask_heads)
-    keys = list(zip(latest[mask, blocks].tolist(), (which // group).tolist(), (-work[mask, blocks]).tolist(), strict=True))
+    piece = latest[mask, blocks] + which % heads // (heads // groups) * slots
+    stage = np.where(latest[mask, blocks] < 1, -1, piece)
+    keys = list(zip(stage.tolist(), (which // group).tolist(), (-work[mask, blocks]).tolist(), strict=True))
     assert keys == sorted(keys)
 
 
@@ -137,8 +142,9 @@ def test_rows_that_see_only_own_chunks_wait_for_nothing() -> None:
 
 
 def test_items_that_do_not_fit_are_refused() -> None:
+    zero = np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match=str(ITEM_LIMIT)):
-        work_items(np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64), ITEM_LIMIT + 1, 1, False, 1)
+        work_items(zero, zero, Heads(ITEM_LIMIT + 1, 1, zero[0], 1), False, 1)
 
 
 def test_a_causal_rank_takes_its_early_rows_before_the_last_chunk() -> None:
@@ -152,4 +158,9 @@ def test_a_causal_rank_takes_its_early_rows_before_the_last_chunk() -> None:
     seen = (classify(local, 128, 128) != TileClass.SKIP.value)[0].numpy()
     latest = latest_slots(seen, order.block_slots(128), order.own)
     assert latest.tolist() == [[1, 1, 3, 3]]
-    assert (work_items(latest, seen.sum(2), 1, 1, False, 1) & 0xFFFF).tolist() == [1, 0, 3, 2]
+    assert (work_items(latest, seen.sum(2), Heads(1, 1, np.zeros(1, dtype=np.int64), 2), False, 1) & 0xFFFF).tolist() == [
+        1,
+        0,
+        3,
+        2,
+    ]

@@ -55,7 +55,7 @@ CALLS = {"forward": "fff", "backward": "bbb", "training": "fb", "with kept keys"
 """f: forward, b: backward, k: backward over the keys of the call before."""
 
 
-def program(made: list[OverlapPlan], p: OverlapPlan, calls: str) -> Program:
+def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int) -> Program:
     """r: forward, copies by a kernel."""
     epochs, readers = Epochs(), readers_of(made, p.rank)
     owners = dict.fromkeys(s.source for s in p.pulls)
@@ -63,17 +63,18 @@ def program(made: list[OverlapPlan], p: OverlapPlan, calls: str) -> Program:
     for call in calls:
         match call:
             case "f":
-                steps += call_steps(p, readers, epochs.begin(readers))
+                steps += call_steps(p, readers, epochs.begin(readers), groups)
             case "r":
-                steps += regrouped(call_steps(p, readers, epochs.begin(readers)))
+                steps += regrouped(call_steps(p, readers, epochs.begin(readers), groups))
             case _:
                 gather = call == "b"
-                steps += backward_steps(p, readers, epochs.begin(readers if gather else None, owners), gather)
+                steps += backward_steps(p, readers, epochs.begin(readers if gather else None, owners), groups, gather)
     return steps
 
 
-def programs(case: str, calls: str = "fff") -> list[Program]:
-    return [program(CASES[case], p, calls) for p in CASES[case]]
+def programs(case: str, calls: str = "fff", groups: Sequence[int] = (1, 1, 1)) -> list[Program]:
+    """groups: of heads, by rank; they need not agree."""
+    return [program(CASES[case], p, calls, g) for p, g in zip(CASES[case], groups, strict=False)]
 
 
 @QUEUES
@@ -83,6 +84,14 @@ def test_no_interleaving_waits_for_ever_or_reads_what_is_not_there(case: str, ca
     if calls != "forward" and len(CASES[case]) > 2 and not one_queue:
         pytest.skip("millions of states")
     assert Explorer(programs(case, CALLS[calls]), one_queue).explore() > 10
+
+
+@QUEUES
+@pytest.mark.parametrize("groups", [(2, 2), (1, 2), (3, 1)])
+@pytest.mark.parametrize("calls", ["ff", "fb"])
+def test_groups_of_heads(calls: str, groups: Sequence[int], one_queue: bool) -> None:
+    assert Explorer(programs("two ranks, a chunk each", calls, groups), one_queue).explore() > 10
+    assert Explorer(programs("causal pair: nobody copies from rank 1", calls, groups), one_queue).explore() > 10
 
 
 @QUEUES
@@ -266,7 +275,7 @@ def test_everything_the_kernel_waits_for_is_enqueued_before_it() -> None:
             steps = call_steps(p, readers_of(made, p.rank), Turn(5))
             assert isinstance(steps[-1][1], Attend)
             flags = [op.word.by for _, op in steps if isinstance(op, Put) and op.word.kind == "flag"]
-            assert flags == list(steps[-1][1].slots)
+            assert flags == list(steps[-1][1].pieces)
 
 
 def test_pairs_that_need_nothing_exchange_nothing() -> None:
