@@ -44,6 +44,7 @@ from benchmarks.masks import mask_case
 from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS, Cell, Rank, Run, alone, exchanged, gathered, torch_context_parallel
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.kernels import KERNELS, Request
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import hopper
@@ -55,7 +56,7 @@ from maskc.runtime.plan import plan as make_plan
 
 MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
 WAYS = ("gated", "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
-HEAD_START = 3_000_000
+HEAD_START = 6_000_000
 """Cycles that a GPU waits after the barrier while its host enqueues."""
 BUDGET = 0.12
 """Seconds of a way in a cell, which the number of rounds follows."""
@@ -225,16 +226,16 @@ def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rou
 
 def compile_all(masks: list[str], world: int) -> None:
     """Every variant that is going to run, compiled side by side."""
-    forms = set()
+    forms, sources = set(), [exchange_source()]
     for name in masks:
         case = mask_case(name, 4096, heads=32)
         spec = maskc.compile(case.mask).bind(nq=4096, nk=4096, **case.inputs)
+        sources += [k.source for k in KERNELS["prep"](Request(spec.compiled.fn, spec.compiled.program))]
         v = spec.vectors(4096, 4096)
         for order in ("balanced", "zigzag"):
             p = make_plan(spec, world_size=world, chunk=128, order=order)  # type: ignore[arg-type]
             sets = [overlap_plan(p, 0).columns, tuple(range(p.keys.chunk_count)), p.keys.chunks_of(0)]
             forms |= {hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(0), p.keys, c)) for c in sets}
-    sources = [exchange_source()]
     for form in forms:
         both = [forward_spec(form, HEAD_DIM, "bf16", out) for out in ("input", "f32")]  # type: ignore[arg-type]
         backward = select_backward(form, HEAD_DIM, "bf16")

@@ -87,7 +87,7 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
     q, k, v, dout = rank.tensors(p)
     call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, "gated", None, False, "auto", True)
     over, local = gated.rank_of(call, k, v), gated.local_mask(call)
-    foreign = range(over.plan.own, len(over.plan.slots))
+    foreign = over.plan.pieces(over.groups)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     made: list[Any] = []
 
@@ -97,9 +97,9 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
     def pulls() -> None:
         over.queues.follow("copy", "compute")
         with over.queues.on("copy"):
-            for slot in foreign:
-                over.pull(slot, 0)
-                over.queues.put("copy", over.words.flags.data_ptr() + 4 * slot, over.epoch)
+            for piece in foreign:
+                over.pull(piece, 0)
+                over.queues.put("copy", over.words.flags.data_ptr() + 4 * piece, over.epoch)
 
     def keys() -> tuple[Tensor, Tensor]:
         pulls()
@@ -110,8 +110,8 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
         pulls()
         over.queues.follow("send", "compute")
         with over.queues.on("send"):
-            for slot in foreign:
-                over.push(slot, made[0])
+            for piece in foreign:
+                over.push(piece, made[0])
         over.queues.follow("compute", "copy")
         over.queues.follow("compute", "send")
         over.add_up(made[0], (dk, dv))
@@ -165,7 +165,8 @@ def torch_context_parallel(rank: Rank) -> Run:
     mesh = init_device_mesh(rank.device.type, (rank.peer.world,))
     mod = mask_mod(rank.case, rank.device)
     balancer = cp._HeadTailLoadBalancer(rank.length, rank.peer.world, rank.device)
-    made = cp._attention._create_cp_block_mask(mod, 1, 1, rank.length, rank.length, mesh, load_balancer=balancer)
+    make = getattr(cp._attention, "_create_cp_block_mask", None) or cp._attention.create_cp_block_mask
+    made = make(mod, 1, 1, rank.length, rank.length, mesh, load_balancer=balancer)
     attend = torch.compile(flex_attention, dynamic=False)
     g = torch.Generator(rank.device).manual_seed(rank.peer.rank)
     batch, heads, heads_kv = rank.cell.batch, rank.cell.heads, rank.cell.heads_kv

@@ -29,7 +29,7 @@ class Symmetric:
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank
         self._lent = dict(plan.lends)
-        self._views: dict[tuple[int, int, int], Pair] = {}
+        self._views: dict[tuple[int, ...], Pair] = {}
         self._taken = {o: tuple(sorted(s.chunk for s in plan.pulls if s.source == o)) for o in plan.sources}
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
@@ -38,26 +38,27 @@ class Symmetric:
     def address(self, word: Word) -> int:
         return self.link.address(word)
 
-    def pull(self, rank: int, half: int, chunk: int, into: Pair) -> None:
-        for mine, theirs in zip(into, self.readable(rank, half, chunk), strict=True):
+    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
+        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads), strict=True):
             copy(mine, theirs)
             comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
 
-    def readable(self, rank: int, half: int, chunk: int) -> Pair:
-        if (known := self._views.get((rank, half, chunk))) is not None:
+    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
+        key = rank, half, chunk, heads.start, heads.stop
+        if (known := self._views.get(key)) is not None:
             return known
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
-        k, v = (t[start : start + self.keys.size_of(chunk)] for t in self._half(rank, half))
-        self._views[rank, half, chunk] = k, v
+        k, v = (t[heads, start : start + self.keys.size_of(chunk)] for t in self._half(rank, half))
+        self._views[key] = k, v
         return k, v
 
     def own(self, half: int) -> Pair | None:
         return self._half(self.rank, half) if self._lent else None
 
-    def push(self, owner: int, chunk: int, grads: Pair) -> None:
+    def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for there, mine in zip(self._region(owner, self.rank, self._taken[owner], chunk), grads, strict=True):
             for to, part in zip(there, mine, strict=True):
-                copy(to, part)
+                copy(to[heads], part)
             comm.count_sent("grad", owner, mine.numel() * mine.element_size())
 
     def staged(self, reader: int, chunk: int) -> Pair:
@@ -70,7 +71,7 @@ class Symmetric:
         rows, shape = self.keys.local_length(rank), self.shape
         at = half * self.link.room.half
         k, v = (
-            _cut(self.link.memory[rank], at + where, (rows, shape.batch, shape.heads, d), shape.dtype)
+            _cut(self.link.memory[rank], at + where, (shape.heads, rows, shape.batch, d), shape.dtype)
             for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, shape.dtype), shape.dim_v))
         )
         return k, v
@@ -83,7 +84,7 @@ class Symmetric:
         at = HALVES * self.link.room.half + reader * self.link.room.region
         at += _bytes(before, shape, shape.dim_k, acc) + _bytes(before, shape, shape.dim_v, acc)
         dk, dv = (
-            _cut(self.link.memory[owner], at + where, (shape.batch, rows, shape.heads, d), acc)
+            _cut(self.link.memory[owner], at + where, (shape.batch, shape.heads, rows, d), acc)
             for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, acc), shape.dim_v))
         )
         return dk, dv

@@ -73,18 +73,22 @@ def test_a_reader_finds_what_the_owner_wrote_and_the_other_way_round(
             for i, part in enumerate(mine.own(half) or ()):
                 row = 0
                 for chunk in keys.chunks_of(p.rank):
-                    part[row : row + keys.size_of(chunk)] = chunk + 16 * half + 32 * i
+                    part[:, row : row + keys.size_of(chunk)] = chunk + 16 * half + 32 * i
                     row += keys.size_of(chunk)
     for p, mine in zip(made, ranks, strict=True):
         for slot in p.pulls:
             for half in range(HALVES):
                 into = shape.empty(slot.rows, "cpu")
-                mine.pull(slot.source, half, slot.chunk, into)
+                for head in range(shape.heads):
+                    heads = slice(head, head + 1)
+                    mine.pull(slot.source, half, slot.chunk, heads, (into[0][heads], into[1][heads]))
                 assert [set(t.flatten().tolist()) for t in into] == [{slot.chunk + 16 * half}, {slot.chunk + 16 * half + 32}]
             grads = shape.gradients(slot.rows, "cpu")
             for i, t in enumerate(grads):
                 t.fill_(slot.chunk + 100 * p.rank + i)
-            mine.push(slot.source, slot.chunk, grads)
+            for head in range(shape.heads):
+                heads = slice(head, head + 1)
+                mine.push(slot.source, slot.chunk, heads, (grads[0][:, heads], grads[1][:, heads]))
     for p, mine in zip(made, ranks, strict=True):
         for reader, chunks in p.lends:
             for chunk in chunks:
