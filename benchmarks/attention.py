@@ -131,7 +131,8 @@ def run_on_gpu(
     options += [f"--kv-heads={args.kv_heads or args.heads}", "--peers", *args.peers]
     if args.batch_heads:
         options += [f"--batch-heads={args.batch_heads}"]
-    workers = [Worker(gpu, share, options) for share in deal(cells, args.parallel)]
+    parts = min(args.parallel, len(cells))
+    workers = [Worker(gpu, cells[i::parts], options) for i in range(parts)]  # as many cells each: compiling takes alike
     halfway = (time.monotonic() + deadline) / 2
     ready = [worker for worker in workers if worker.read(halfway) == "ready" or worker.failed("compiling", worker.cells)]
     print(f"{time.monotonic() - started:4.0f} s: GPU {gpu}: {len(ready)} of {len(workers)} workers have compiled", flush=True)
