@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import maskc
-from benchmarks import overlap_gpus
+from benchmarks import overlap_gpus, overlap_nodes
 from benchmarks.masks import mask_case
 from benchmarks.overlap_ways import Cell, Rank, Run, exchanged, gathered
 from maskc.runtime.comm import Peer
@@ -62,6 +63,19 @@ def test_a_cell_has_a_row_of_every_way(ranks: Pool) -> None:  # noqa: F811
     assert all_of_it["e_forward"] is None
     assert all_of_it["attention_forward_ms"] > 0
     assert all_of_it["bytes_forward"] > ours["bytes_forward"], "pruned"
+
+
+def nodes(rank: int, group: Any) -> list[dict[str, Any]]:
+    return list(islice(overlap_nodes.rows(rank, torch.device("cpu"), 128, 2, group), 4))
+
+
+def test_routing_over_nodes_saves_what_the_plan_says(ranks: Pool) -> None:  # noqa: F811
+    zero, one = ranks.run(2, nodes)
+    assert zero == one
+    found = {(r["routing"], r["prune"]): r["bytes_across"] for r in zero}
+    assert found["hierarchical", True] < found["hierarchical", False]
+    assert found["hierarchical", False] * overlap_nodes.PER_NODE == found["flat", False]
+    assert found["hierarchical", True] < found["flat", True] < found["flat", False]
 
 
 def test_the_grid_starts_with_every_mask() -> None:
