@@ -78,7 +78,7 @@ class Worker:
         """Kill; the last words."""
         self.process.kill()
         _, errors = self.process.communicate()
-        return errors.decode(errors="replace").strip()[-300:]
+        return errors.decode(errors="replace").strip()[-1000:]
 
 
 def rendezvous() -> str:
@@ -153,6 +153,7 @@ def run_soak(deadline: float, calls: int, queues: int) -> Record:
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
     wrong = "; ".join(f"rank {r}: {p}" for r, p in enumerate(problems) if p)
+    print(*(line for e in last for line in e.splitlines() if line.startswith("profile")), sep="\n")
     return {"name": f"soak/{calls} calls, {queues} queues", "problem": wrong, "seconds": round(time.monotonic() - started, 3)}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +57,21 @@ def made(rank: int) -> list[Call]:
     return calls
 
 
+def on_engines(calls: list[Call], group: Any) -> str:
+    """ "" when all copies between the GPUs show as such in a profile, and not as kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for call in calls:
+            call.run(group, "gated")
+        torch.cuda.synchronize()
+    names = [e.key for e in seen.key_averages() for _ in range(e.count)]
+    copied = sum("PtoP" in name for name in names)
+    print(f"profile: {Counter(name[:60] for name in names).most_common(12)}", file=sys.stderr)
+    return "" if copied >= 2 * len(calls) else f"{copied} copies between GPUs in the profile of {len(calls)} calls"
+
+
 def run(rank: int, group: Any, count: int) -> str:
     """ "" when all results are the same bits; the ranks draw the same calls, and delays of their own."""
     calls = made(rank)
@@ -74,4 +91,4 @@ def run(rank: int, group: Any, count: int) -> str:
             at, which = wrong[0].tolist()
             return f"call {done + at}: {('out', 'lse', 'dk', 'dv')[which]} differs ({len(wrong)} such)"
         done += len(differ)
-    return ""
+    return on_engines(calls, group) if faults.DEVICE == "cuda" else ""
