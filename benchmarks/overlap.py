@@ -224,7 +224,7 @@ class Rank:
         with self.queues.on("copy"):
             self.link.receive()
         with self.queues.on("send"):
-            for piece in self.order.pieces(self.rank.groups):
+            for piece in self.rank.plan.pieces(self.rank.groups):
                 self.rank.push(piece, self.grads)
         for stream in ("copy", "send"):
             self.queues.follow("compute", stream)
@@ -234,7 +234,7 @@ class Rank:
         self.rank.fill(0, self.k, self.v)
 
     def _pull(self) -> None:
-        for piece in self.order.pieces(self.rank.groups):
+        for piece in self.rank.plan.pieces(self.rank.groups):
             with self.queues.on("copy"):
                 self.rank.pull(piece, 0)
             self.queues.put("copy", self.rank.words.flags.data_ptr() + 4 * piece, self.rank.epoch)
@@ -242,11 +242,11 @@ class Rank:
     def peer_by_peer(self) -> tuple[Tensor, Tensor]:
         """Chunks of one peer after another; each part is attended to when it is there, results are merged."""
         events = []
-        parts = [tuple(s for s in self.order.slots if s.source == r) for r in (self.order.rank, *self.order.sources)]
+        parts = [tuple(s for s in self.rank.plan.slots if s.source == r) for r in (self.order.rank, *self.order.sources)]
         for part in parts[1:]:
             with self.queues.on("copy"):
-                for piece in self.order.pieces(self.rank.groups):
-                    if self.order.slot_of(piece) in part:
+                for piece in self.rank.plan.pieces(self.rank.groups):
+                    if self.rank.plan.slot_of(piece) in part:
                         self.rank.pull(piece, 0)
                 events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
                 events[-1].record()
@@ -260,7 +260,7 @@ class Rank:
         return total[0].to(self.q.dtype), total[1]
 
     def _merged(self, total: Any, part: Any) -> Any:
-        columns = tuple(s.chunk for s in reversed(part))
+        columns = tuple(c for s in reversed(part) for c in s.chunks)
         if columns not in self._parts:
             local = localize(self.vectors, self.p.rows, self.rows, self.p.keys, columns, self.device)
             self._parts[columns] = local, hopper.schedule(local, HEAD_DIM)
@@ -325,7 +325,7 @@ def measure(cell: Cell, device: torch.device, seconds: float) -> list[dict[str, 
         ours.rank.finish()
         pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
         same = all(torch.equal(a, b) for a, b in pairs)
-        rows += _rows(made, direction, times, len(made.order.pieces(ours.rank.groups)), same)
+        rows += _rows(made, direction, times, len(ours.rank.plan.pieces(ours.rank.groups)), same)
     return rows
 
 

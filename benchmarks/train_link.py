@@ -83,6 +83,8 @@ class Memory:
 class Link:
     """The transport of one simulated rank."""
 
+    joins = False
+
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
         self._complete: set[tuple[int, int]] = set()  # chunks and first heads that lie in the key buffer
@@ -113,7 +115,7 @@ class Link:
             for c in self.part.carried:
                 _copied(self.keys.size_of(c), self._passing, self._keys(c, slice(None)))
 
-    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
+    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
         return self._keys(chunk, heads)
 
     def own(self, half: int) -> Pair | None:

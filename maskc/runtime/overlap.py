@@ -30,14 +30,14 @@ from maskc.runtime import exchange, hopper, hopper_bwd, ops
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, empty
-from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.overlap_plan import OverlapPlan, joined
 from maskc.runtime.overlap_sum import GradientSum, over_splits, own_runs
 from maskc.runtime.overlap_tables import (
     BackwardTables,
     Tables,
     Units,
     backward_tables,
-    choose_groups,
+    choose_pieces,
     expected_arrivals,
     gate_tables,
 )
@@ -128,7 +128,10 @@ class Overlapped:
         groups: int | None = None,
     ) -> None:
         row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
-        self.groups = groups or choose_groups(plan, shape.heads, row_bytes, rate, GATE_SLOTS)
+        chosen, rows = choose_pieces(plan, shape.heads, row_bytes, rate)
+        self.groups = groups or chosen
+        if getattr(transport, "joins", False):
+            plan = joined(plan, keys, rows)
         _check(plan, keys, timeout, self.groups)
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate = queues, device, rate
@@ -401,8 +404,12 @@ class Overlapped:
     def push(self, piece: int, made: Gradients) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
         at, heads = self.plan.slot_of(piece), self._heads(piece)
-        dk, dv = (over_splits(t[:, :, heads, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
-        self.transport.push(at.source, at.chunk, heads, (dk, dv))
+        start = at.start
+        for chunk in at.chunks:
+            rows = slice(start, start + self.layout.size_of(chunk))
+            dk, dv = (over_splits(t[:, :, heads, rows]) for t in (made.dk, made.dv))
+            self.transport.push(at.source, chunk, heads, (dk, dv))
+            start = rows.stop
 
     def add_up(self, made: Gradients, out: Pair) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
@@ -486,7 +493,7 @@ class Overlapped:
             pairs: list[tuple[Tensor, Tensor]] = []
             for piece in pieces:
                 at = self.plan.slot_of(piece)
-                there = self.transport.readable(at.source, half, at.chunk, self._heads(piece))
+                there = self.transport.readable(at.source, half, at.chunk, self._heads(piece), at.rows)
                 for into, source in zip(self._place(piece), there, strict=True):
                     pairs += zip(into, source, strict=True)
             numbers = torch.tensor(pieces, dtype=torch.int32).to(self.device)

@@ -8,8 +8,9 @@ a position in that order. Localized vectors over `OverlapPlan.columns` make any 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class Slot:
 
     source: the rank that it is copied from, the rank itself for its own chunks: the owner inside a node, else the rank
     of this node that brings it in. across: the copy comes from another node. start, rows: its place in the key buffer.
+    joined: chunks that lie behind each other at the source, ascending, where one copy brings several; `chunk` is the first.
     """
 
     chunk: int
@@ -34,6 +36,11 @@ class Slot:
     across: bool
     start: int
     rows: int
+    joined: tuple[int, ...] = ()
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        return self.joined or (self.chunk,)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class OverlapPlan:
     @property
     def columns(self) -> tuple[int, ...]:
         """Key chunks in the order in which they lie in the buffer."""
-        return tuple(s.chunk for s in reversed(self.slots))
+        return tuple(c for s in reversed(self.slots) for c in s.chunks)
 
     @property
     def pulls(self) -> tuple[Slot, ...]:
@@ -119,6 +126,19 @@ def visit_order(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_
     mine = frozenset(keys.chunks_of(rank))
     lends = tuple((r, tuple(sorted(mine & n))) for r, n in enumerate(needed) if r != rank and mine & n)
     return OverlapPlan(rank, own, tuple(slots), _carried(keys, needed, rank, node_size), rows, lends)
+
+
+def joined(plan: OverlapPlan, keys: Layout, rows: int) -> OverlapPlan:
+    """The same buffer with fewer copies: foreign slots that lie behind each other at both ends, until one has `rows` rows."""
+    behind = {b: a for r in plan.sources for a, b in pairwise(keys.chunks_of(r))}
+    slots = list(plan.slots[: plan.own])
+    for s in plan.pulls:
+        last = slots[-1] if len(slots) > plan.own else None
+        if last is not None and last.source == s.source and behind.get(last.chunk) == s.chunk and last.rows < rows:
+            slots[-1] = replace(s, rows=s.rows + last.rows, joined=(*s.chunks, *last.chunks))
+        else:
+            slots.append(s)
+    return replace(plan, slots=tuple(slots))
 
 
 def _source(keys: Layout, chunk: int, rank: int, node_size: int) -> int:

@@ -21,8 +21,8 @@ from maskc.runtime.overlap_plan import Heads, OverlapPlan, backward_items, head_
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
-PIECE_SECONDS = 8e-6
-"""That a copy takes at least, so that what it costs to start one does not show."""
+PIECE_SECONDS, MOST_PIECES = 8e-6, 256
+"""That a copy takes at least, so that what it costs to start one does not show; and about how many there are at most."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -154,11 +154,12 @@ def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: floa
     return tuple(out)
 
 
-def choose_groups(plan: OverlapPlan, heads: int, row_bytes: int, rate: float, limit: int) -> int:
-    """In how many groups of heads keys are copied: the most whose pieces still keep the link busy.
+def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
+    """(groups of heads, rows from which a copy is large enough): the smallest pieces that still keep the link busy.
 
-    row_bytes: of K alone. limit: on the number of pieces.
+    row_bytes: of K alone.
     """
-    rows = sum(s.rows for s in plan.pulls) / max(1, len(plan.pulls))
-    fitting = (g for g in range(1, heads + 1) if heads % g == 0 and g * len(plan.slots) <= limit)
-    return max((g for g in fitting if rows * row_bytes / g >= rate * PIECE_SECONDS), default=1)
+    total = sum(s.rows for s in plan.pulls) * row_bytes
+    least = max(rate * PIECE_SECONDS, total / MOST_PIECES)
+    groups = max((g for g in range(1, heads + 1) if heads % g == 0 and total / g >= least), default=1)
+    return groups, round(least / row_bytes * groups)

@@ -26,6 +26,8 @@ class Symmetric:
     It looks at the link's memory as it is now, so it goes when that grows.
     """
 
+    joins = True
+
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank
         self._lent = dict(plan.lends)
@@ -39,16 +41,16 @@ class Symmetric:
         return self.link.address(word)
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads), strict=True):
+        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
             copy(mine, theirs)
             comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
 
-    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
-        key = rank, half, chunk, heads.start, heads.stop
+    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
+        key = rank, half, chunk, heads.start, heads.stop, rows
         if (known := self._views.get(key)) is not None:
             return known
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
-        k, v = (t[heads, start : start + self.keys.size_of(chunk)] for t in self._half(rank, half))
+        k, v = (t[heads, start : start + rows] for t in self._half(rank, half))
         self._views[key] = k, v
         return k, v
 

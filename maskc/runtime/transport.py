@@ -189,7 +189,12 @@ def write_word(address: int, value: int) -> None:
 
 
 class Transport(Protocol):
-    """How a rank reaches the others."""
+    """How a rank reaches the others.
+
+    joins: whether `pull` and `readable` take more rows than those of `chunk`: of chunks behind it in its rank's keys, too.
+    """
+
+    joins: bool
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         """Count a call, see `Epochs.begin`."""
@@ -198,9 +203,12 @@ class Transport(Protocol):
         """Address of a word between ranks that streams of this GPU can wait for and write."""
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        """Enqueue on torch's current stream: heads of a chunk from a half of another rank's source buffer."""
+        """Enqueue on torch's current stream: heads of a chunk from a half of another rank's source buffer.
 
-    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
+        into: [heads, rows, B, D].
+        """
+
+    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
         """What `pull` copies, as tensors that a kernel on this GPU can read."""
 
     def own(self, half: int) -> Pair | None:
@@ -223,6 +231,8 @@ class Loopback:
     (False without a GPU). slowness: times that each chunk is copied, for a link of that fraction of the rate. halves: 1
     where the keys of others never change.
     """
+
+    joins = True
 
     def __init__(
         self,
@@ -256,13 +266,13 @@ class Loopback:
         return self._words.data_ptr() + 4 * (len(_LOOPED) * self._index[peer] + _LOOPED.index((word.kind, mine)))
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads), strict=True):
+        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
             self._copy(mine, theirs)
 
-    def readable(self, rank: int, half: int, chunk: int, heads: slice) -> Pair:
+    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         halves = self._halves[rank]
-        k, v = (t[heads, start : start + self.keys.size_of(chunk)] for t in halves[half % len(halves)])
+        k, v = (t[heads, start : start + rows] for t in halves[half % len(halves)])
         return k, v
 
     def own(self, half: int) -> Pair | None:

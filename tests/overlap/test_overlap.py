@@ -70,6 +70,10 @@ class World:
         given = self.p.shard(dlse, rank, 2)
         return self.ranks[rank].backward(local, *mine, q.shape[3] ** -0.5, executor, dlse=given)  # type: ignore[arg-type]
 
+    def pushed(self, rank: int, chunk: int) -> Pair:
+        dk, dv = (t.clone() for t in self.links[rank].pushed(chunk))
+        return dk, dv
+
     def rows(self, rank: int) -> dict[int, slice]:
         """Where each own chunk lies in the rank's keys."""
         out, at = {}, 0
@@ -139,7 +143,7 @@ def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: in
         for reader in made.links[rank].lends:
             made.links[rank].post_gradients(reader, 2, lambda chunk, pair: [t.zero_() for t in pair])
         results.append(made.backward(rank, q, k, val, out, lse, dout, dlse, executor))
-        pushed |= {(rank, s.chunk): tuple(t.clone() for t in made.links[rank].pushed(s.chunk)) for s in running.plan.pulls}
+        pushed |= {(rank, c): made.pushed(rank, c) for s in running.plan.pulls for c in s.chunks}
     for rank, (dq, dk, dv) in enumerate(results):
         torch.testing.assert_close(dq, made.p.shard(want["dq"], rank), rtol=0, atol=1e-9)
         for i, (name, got) in enumerate((("dk", dk), ("dv", dv))):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_plan import ITEM_LIMIT, Heads, head_groups, latest_slots, overlap_plan, visit_order, work_items
+from maskc.runtime.overlap_plan import ITEM_LIMIT, Heads, head_groups, joined, latest_slots, overlap_plan, visit_order, work_items
 from maskc.runtime.plan import plan
 from maskc.tiles import TileClass, classify
 from tests.dist.cases import FORMS, Case, vectors
@@ -38,6 +38,25 @@ def test_every_needed_chunk_once_own_ones_first(problem: tuple[Layout, list[froz
         assert all(keys.owner[c] == rank for c in visited[: p.own])
         assert all(keys.owner[c] != rank for c in visited[p.own :])
         assert not set(p.carried) & needed[rank]
+
+
+@given(problems(), st.integers(1, 30))
+def test_joined_slots_are_one_piece_at_both_ends(problem: tuple[Layout, list[frozenset[int]], int], rows: int) -> None:
+    keys, needed, _ = problem
+    for rank in range(keys.world):
+        plain = visit_order(keys, needed, rank, keys.world)
+        p = joined(plain, keys, rows)
+        assert p.columns == plain.columns
+        assert p.slots[: p.own] == plain.slots[: plain.own]
+        stop = p.rows
+        for slot in p.slots:
+            assert slot.start + slot.rows == stop
+            stop = slot.start
+            assert slot.rows == sum(keys.size_of(c) for c in slot.chunks)
+            theirs = keys.chunks_of(keys.owner[slot.chunk])
+            at = theirs.index(slot.chunk)
+            assert theirs[at : at + len(slot.chunks)] == slot.chunks
+            assert len(slot.chunks) == 1 or sum(keys.size_of(c) for c in slot.chunks[1:]) < rows
 
 
 @given(problems())
