@@ -89,12 +89,13 @@ class Peer:
         return device.type in _device_types(self.group)
 
     def home(self, x: object) -> torch.device:
-        """Where numbers for all ranks lie: of one device type on all of them, whatever x is on each."""
+        """Where numbers for all ranks lie, near x, a tensor or a device: of one device type, whatever x is on each rank."""
         host = torch.device("cpu")
         if self.speaks(host):
             return host
-        if isinstance(x, torch.Tensor) and self.speaks(x.device):
-            return x.device
+        near = x.device if isinstance(x, torch.Tensor) else x
+        if isinstance(near, torch.device) and self.speaks(near):
+            return near
         return torch.device(_device_types(self.group)[0])
 
 

@@ -35,6 +35,8 @@ Made = TypeVar("Made")
 KINDS: tuple[Kind, ...] = ("ready", "done", "sent", "free")
 """Words between ranks."""
 ALIGNMENT = 512
+LONGEST = 4000.0
+"""Seconds that a kernel's clock can count."""
 GROWTH = 1.25
 """Memory is asked for with so much to spare, for sizes change with the plans."""
 
@@ -158,7 +160,7 @@ class Link:
         grown = self.room.grown(room)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # nothing of this rank uses the old memory
-        comm.gather_numbers(self.peer, [0], self.peer.home(None), "the end of the use of shared memory")
+        comm.gather_numbers(self.peer, [0], self.peer.home(self.device), "the end of the use of shared memory")
         self.memory, self.room, self._keeps = (), Room(0, 0), None
         self.ranks.clear()
         made = _memory(self.peer, self.device, grown.total(self.peer.world))
@@ -201,13 +203,13 @@ def link_of(peer: Peer, device: torch.device) -> Link | str:
 
 def _make(peer: Peer, device: torch.device) -> Link | str:
     reason = _refusal(device)
-    if found := _first(peer, reason):
+    if found := _first(peer, device, reason):
         return found
-    words = shared_file(peer, words_size(peer.world))
+    words = shared_file(peer, device, words_size(peer.world))
     if isinstance(words, str):
         return words
-    link, reason = _tried(lambda: Link(peer, device, words, comm.group_timeout(peer)))
-    if found := _first(peer, reason):
+    link, reason = _tried(lambda: Link(peer, device, words, min(LONGEST, comm.group_timeout(peer))))
+    if found := _first(peer, device, reason):
         return found
     assert link is not None
     try:
@@ -230,9 +232,9 @@ def _refusal(device: torch.device) -> str:
     return "" if hasattr(symmetric, "rendezvous") and hasattr(symmetric, "empty") else "this torch has another symmetric memory"
 
 
-def _first(peer: Peer, reason: str) -> str:
+def _first(peer: Peer, device: torch.device, reason: str) -> str:
     """The reason of the first rank that has one, in its own words there. All ranks enter."""
-    refused = [row[0] for row in comm.gather_numbers(peer, [int(bool(reason))], peer.home(None), "the choice of an executor")]
+    refused = [row[0] for row in comm.gather_numbers(peer, [int(bool(reason))], peer.home(device), "the choice of an executor")]
     if not any(refused):
         return ""
     return reason or f"rank {refused.index(1)} cannot share memory; its own log says why"
@@ -256,7 +258,7 @@ class SharedFile:
         return cls(mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped)), size)
 
 
-def shared_file(peer: Peer, size: int) -> SharedFile | str:
+def shared_file(peer: Peer, device: torch.device, size: int) -> SharedFile | str:
     """A file of zeros that every rank maps, or why not. All ranks enter; its name is gone when they leave."""
     token, made, reason = secrets.randbits(62), None, ""
     if peer.rank == 0:
@@ -266,14 +268,14 @@ def shared_file(peer: Peer, size: int) -> SharedFile | str:
                 f.truncate(size)
         except OSError as e:
             reason = str(e)
-    tokens = comm.gather_numbers(peer, [token], peer.home(None), "the name of shared memory")
+    tokens = comm.gather_numbers(peer, [token], peer.home(device), "the name of shared memory")
     opened = None
     if not reason:
         try:
             opened = SharedFile.at(_shared_path(tokens[0][0]), size)
         except (OSError, ValueError) as e:
             reason = f"rank {peer.rank} does not share a host with rank 0: {e}"
-    found = _first(peer, reason)
+    found = _first(peer, device, reason)
     if made is not None:
         made.unlink(missing_ok=True)
     if found:
@@ -294,13 +296,13 @@ Memory = tuple[tuple[Tensor, ...], object]
 def _memory(peer: Peer, device: torch.device, size: int) -> Memory | str:
     """So many bytes of every rank. All ranks enter."""
     if device.type == "cpu":
-        file = shared_file(peer, size * peer.world)
+        file = shared_file(peer, device, size * peer.world)
         if isinstance(file, str):
             return file
         whole = torch.frombuffer(file.mapped, dtype=torch.uint8)
         return tuple(whole[r * size : (r + 1) * size] for r in range(peer.world)), file
     made, reason = _tried(lambda: _symmetric(peer, device, size))
-    if found := _first(peer, reason):
+    if found := _first(peer, device, reason):
         return found
     assert made is not None
     return _proven(peer, device, made[0]) or made
@@ -331,10 +333,10 @@ def _proven(peer: Peer, device: torch.device, memory: Sequence[Tensor]) -> str:
                 raise RuntimeError(f"rank {peer.rank} does not read what rank {r} wrote")
 
     _, reason = _tried(write)
-    if found := _first(peer, reason):
+    if found := _first(peer, device, reason):
         return found
     _, reason = _tried(read)
-    return _first(peer, reason)
+    return _first(peer, device, reason)
 
 
 def _tried(make: Callable[[], Made]) -> tuple[Made | None, str]:

@@ -153,7 +153,8 @@ def run_soak(deadline: float, calls: int, queues: int) -> Record:
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
     wrong = "; ".join(f"rank {r}: {p}" for r, p in enumerate(problems) if p)
-    print(*(line for e in last for line in e.splitlines() if line.startswith("profile")), sep="\n")
+    for line in (line for e in last for line in e.splitlines() if line.startswith("profile")):
+        print(line)
     return {"name": f"soak/{calls} calls, {queues} queues", "problem": wrong, "seconds": round(time.monotonic() - started, 3)}
 
 
