@@ -19,6 +19,7 @@ from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region,
 TILE_INTS = 16  # numbers of a key tile's record, see templates/bwd/key_tile.cuh.j2
 
 LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
+ZEROER = "dQ Zeroer"
 
 _FULL = MaskForm()
 _HOLDS = {
@@ -143,6 +144,11 @@ class BackwardSpec:
         return not self.wide
 
     @property
+    def zeroes_ahead(self) -> bool:
+        """Whether an idle warp can zero dQ accumulators that later items add to (in few registers, hence not everywhere)."""
+        return self.dq_reducer and not self.deterministic and not self.gated
+
+    @property
     def score_mma(self) -> WgmmaShape:
         """S^T = K Q^T and dP^T = V dO^T: all K-major in shared memory."""
         return WgmmaShape(self.score_cols)
@@ -235,7 +241,9 @@ class BackwardSpec:
             Role("0", LOADER, "deals work items; one lane issues every load: K and V, then Q, lse2, dO, dpsum of each Q block"),
             Role("1", REDUCER, adds + "stores dK and dV"),
             Role("2", CLEANER, clean + "zeroes rows of Q and dO that see nothing, in blocks that have such rows"),
-            Role("3", "idle", "only gives up its registers"),
+            Role("3", ZEROER, "zeroes dQ of heads that come later")
+            if self.zeroes_ahead
+            else Role("3", "idle", "only gives up its registers"),
             Role("4-11", CONSUMER, "two warp groups; all products, and the mask"),
         )
 
@@ -245,7 +253,7 @@ class BackwardSpec:
         n, each = self.slots, "each consumer warp"
         rows = (
             ("item_full", 2, 1, LOADER, "all other roles", "a work item and its record"),
-            ("item_empty", 2, 10, "each warp of the other roles", LOADER, "nobody looks at the item any more"),
+            ("item_empty", 2, 10 + self.zeroes_ahead, "each warp of the other roles", LOADER, "nobody looks at it any more"),
             ("k_full", self.k_slots, 1, f"{LOADER} + bytes", CONSUMER, "a K tile"),
             ("k_empty", self.k_slots, 1, f"{REDUCER} when dK and dV are read", LOADER, "K may be overwritten"),
             ("v_ready", 1, 1, f"{LOADER} + bytes", CONSUMER, "a V tile; do_empty of its last block frees it"),

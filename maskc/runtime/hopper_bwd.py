@@ -91,6 +91,8 @@ def backward_with(
     by_batch, by_head, by_row = (dk.stride(d) for d in ((1, 2, 3) if parts else (-4, -2, -3)))
     space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
+    zeroes = dealing.zero_ahead and spec.zeroes_ahead
+    ahead = shape.ahead(dealing, multiprocessors(q.device)) if zeroes else shape.units
     pre = _Pre(
         out=out.data_ptr(),
         dout=dout.data_ptr(),
@@ -99,7 +101,8 @@ def backward_with(
         **space.addresses,
         **mask.fields,
         **{f"{name}_{of}": t.stride(i) for name, t in (("out", out), ("dout", dout)) for i, of in enumerate(_STRIDES)},
-        **shape.sizes("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "mask_tiles"),
+        **shape.sizes("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "mask_tiles"),
+        ahead=ahead,
         mask_heads=v.heads,
         out_is_f32=out.dtype == torch.float32,
     )
@@ -117,6 +120,7 @@ def backward_with(
         grad_head=by_head,
         grad_row=by_row,
         group=dealing.heads,
+        ahead=ahead,
         scale=scale,
         scale_log2=scale * log2(e),
     )
@@ -153,10 +157,14 @@ def backward_with(
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """The order of work items: tiles of `heads` (head, split) units in turn, as they lie or by falling work."""
+    """The order of work items: tiles of `heads` units (head, split) in turn, as they lie or by falling work.
+
+    zero_ahead: the main kernel zeroes the accumulators of all but the first units itself.
+    """
 
     heads: int = 1
     falling: bool = False
+    zero_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +196,12 @@ class _Shape:
         return self.batch * self.hq * self.q_blocks
 
     @property
+    def units(self) -> int:
+        return self.batch * self.hk * self.splits
+
+    @property
     def items(self) -> int:
-        return self.batch * self.hk * self.splits * self.kv_blocks
+        return self.units * self.kv_blocks
 
     def sizes(self, *names: str) -> dict[str, int]:
         return {name: getattr(self, name) for name in names}
@@ -203,6 +215,10 @@ class _Shape:
             return Dealing()
         heads = min(heads_together(self.nq * spec.head_dim), self.batch * self.hk * self.splits)
         return Dealing(heads, bool(spec.form.vectors) and not spec.deterministic)
+
+    def ahead(self, dealing: Dealing, processors: int) -> int:
+        """How many units before its own a unit's accumulators are zeroed: a processor's work between the two, or more."""
+        return min(self.units, dealing.heads * (1 + -(-processors // (dealing.heads * self.kv_blocks))))
 
 
 def split_heads(spec: BackwardSpec, v: BoundaryVectors, q: Tensor, k: Tensor) -> tuple[int, int]:
@@ -243,6 +259,7 @@ class _Workspace:
             "dead_rows": shape.row_blocks * 4,
             "turns": shape.row_blocks * 4 if spec.deterministic else 0,
             "ticket": 4,
+            "zeroed": shape.units * 4,
             "tiles": shape.mask_tiles * TILE_INTS * 4,
             "order": shape.mask_tiles * 4,
         }
@@ -312,11 +329,14 @@ class _Pre(ctypes.Structure):
 
     _fields_ = [
         *((name, _POINTER) for name in ("out", "dout", "lse", "dlse", "lse2", "dpsum")),
-        *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "tiles", "order")),
+        *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order")),
         *_VECTORS,
         ("keep", _POINTER),
         *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in _STRIDES),
-        *((name, _INT) for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "mask_tiles", "mask_heads")),
+        *(
+            (name, _INT)
+            for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "ahead", "mask_tiles", "mask_heads")
+        ),
         *_KEEP,
         ("out_is_f32", _INT),
     ]
@@ -328,12 +348,13 @@ class _Main(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("dq", "lse2", "dpsum", "dead_rows", "tiles", "order")),
         *_VECTORS,
-        *((name, _POINTER) for name in ("keep", "turns", "ticket", "dk", "dv")),
+        *((name, _POINTER) for name in ("keep", "turns", "ticket", "zeroed", "dk", "dv")),
         *((name, _INT) for name in ("nq", "nk", "hq", "hk", "batch", "q_blocks", "kv_blocks")),
         *((name, _INT) for name in ("splits", "heads", "grads_f32", "mask_batch", "mask_heads")),
         *_KEEP,
         *((f"grad_{name}", _I64) for name in ("batch", "head", "row")),
         ("group", _INT),
+        ("ahead", _INT),
         ("scale", _FLOAT),
         ("scale_log2", _FLOAT),
     ]

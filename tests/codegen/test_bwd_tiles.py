@@ -130,7 +130,9 @@ def masks(form: MaskForm, nq: int, nk: int, rng: random.Random) -> BoundaryVecto
     return BoundaryVectors(nq, nk, 1, 1, form.causal, **made)
 
 
-def prepared(library: ctypes.CDLL, spec: BackwardSpec, v: BoundaryVectors) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def prepared(
+    library: ctypes.CDLL, spec: BackwardSpec, v: BoundaryVectors, ahead: int = 1
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Key tile records [tiles, TILE_INTS], and what the kernel made of random rows (the first one sees nothing)."""
     q_blocks, kv_blocks = -(-v.nq // spec.block_q), -(-v.nk // spec.block_kv)
     out, dout = (torch.randn(1, v.nq, 1, spec.head_dim).bfloat16() for _ in range(2))
@@ -143,6 +145,7 @@ def prepared(library: ctypes.CDLL, spec: BackwardSpec, v: BoundaryVectors) -> tu
         "dq": torch.full((q_blocks * spec.block_q * spec.head_dim,), torch.nan),
         "turns": torch.full((q_blocks,), -1, dtype=torch.int32),
         "ticket": torch.full((1,), -1, dtype=torch.int32),
+        "zeroed": torch.full((1,), -1, dtype=torch.int32),
         "tiles": torch.full((kv_blocks, TILE_INTS), -1, dtype=torch.int32),
     }
     given = {"out": out, "dout": dout, "lse": lse, "dlse": dlse, **made}
@@ -150,7 +153,7 @@ def prepared(library: ctypes.CDLL, spec: BackwardSpec, v: BoundaryVectors) -> tu
     pointers = {name: t.data_ptr() for name, t in (given | vectors).items()}
     strides = {f"{t}_{d}": s for t in ("out", "dout") for d, s in (("batch", 0), ("row", spec.head_dim), ("head", 0))}
     sizes = {"nq": v.nq, "nk": v.nk, "hq": 1, "batch": 1, "q_blocks": q_blocks, "kv_blocks": kv_blocks}
-    arguments = _Pre(**pointers, **strides, **sizes, mask_tiles=kv_blocks, mask_heads=1)
+    arguments = _Pre(**pointers, **strides, **sizes, mask_tiles=kv_blocks, mask_heads=1, heads=1, ahead=ahead)
     library.prepare(ctypes.byref(arguments), q_blocks + -(-kv_blocks // 4))
     expected = torch.full_like(made["dpsum"], 0.0)
     expected[: v.nq] = (out.double() * dout.double()).sum(-1).view(-1).float() - dlse.view(-1)
@@ -220,8 +223,9 @@ def test_row_constants(tmp_path: Path) -> None:
     _, made = prepared(library, spec, v)
     assert made["dead_rows"].tolist() == [1, 0]
     assert made["turns"].tolist() == [0, 0]
-    assert made["ticket"].tolist() == [0]
+    assert made["ticket"].tolist() == made["zeroed"].tolist() == [0]
     assert not made["dq"].any()
+    assert prepared(library, spec, v, ahead=0)[1]["dq"].isnan().all(), "the main kernel zeroes it"
     lse2 = made["lse"].view(-1) * torch.tensor(1.4426950408889634)
     assert made["lse2"][0] == torch.inf, "a row that sees nothing"
     assert torch.equal(made["lse2"][1:100], lse2[1:])

@@ -13,6 +13,12 @@ DEVICE int load_acquire(const int* p) {
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+DEVICE u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void add_release(u32* p, u32 v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 DEVICE void store_release(int* p, int v) { asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 
 // Orders generic and bulk accesses of global memory in this thread.
@@ -24,6 +30,9 @@ DEVICE u32 ones_from(u32 n) {
   asm("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(0xffffffffu), "r"(n));
   return r;
 }
+
+// Zeroes 16 bytes of global memory.
+DEVICE void zero_global_v4(float* p) { asm volatile("st.global.v4.b32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(0) : "memory"); }
 
 // Zeroes 16 bytes of shared memory.
 DEVICE void zero_shared_v4(u32 address) {
