@@ -1,4 +1,4 @@
-"""In which order a rank visits key chunks while they still arrive, and in which order it takes its rows. Pure integers.
+"""In which order a rank visits key chunks while they still arrive. Pure integers.
 
 The kernel walks its key axis from right to left, so the buffer that collects the chunks is laid out from right to left in
 the order of arrival: first the rank's own chunks, then those of others in the order in which they are copied. A *slot* is
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 from maskc.runtime.layout import Layout
 from maskc.runtime.plan import AttentionPlan
-
-ITEM_LIMIT = 1 << 16
-"""Row tiles, and heads times batch items, must stay below this: an item is packed into 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,108 +154,3 @@ def _carried(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_siz
     wanted = frozenset[int]().union(*(needed[r] for r in neighbours)) - needed[rank]
     mine = (c for c in wanted if keys.owner[c] // node_size != node and keys.owner[c] % node_size == rank % node_size)
     return tuple(sorted(mine, key=lambda c: ((rank - keys.owner[c]) % keys.world, -c)))
-
-
-# ---------------------------------------------------------------- rows
-
-
-def latest_slots(seen: NDArray[np.bool_], block_slots: NDArray[np.int64], own: int) -> NDArray[np.int64]:
-    """[masks, Q blocks]: the last slot that a row tile waits for; own - 1 where it needs nothing but own chunks.
-
-    seen: [masks, Q blocks, KV blocks], the tiles that are not SKIP.
-    """
-    newest = block_slots[:, 1] if len(block_slots) else np.zeros(seen.shape[2], dtype=np.int64)
-    latest = np.where(seen, newest, -1).max(axis=2, initial=-1)
-    waits: NDArray[np.int64] = np.maximum(latest, own - 1).astype(np.int64)
-    return waits
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """How heads are dealt: `heads` of q, for batch items; a group of heads of keys is copied together.
-
-    first_piece: [heads], the number of the group times that of slots. own: slots below are the rank's own.
-    """
-
-    heads: int
-    batch: int
-    first_piece: NDArray[np.int64]
-    own: int
-
-
-def head_groups(heads: int, heads_kv: int, groups: int, slots: int) -> NDArray[np.int64]:
-    """[heads]: the first piece of the group that the keys of each query head are in."""
-    kv_head = np.arange(heads, dtype=np.int64) // (heads // heads_kv)
-    return kv_head // (heads_kv // groups) * slots
-
-
-def work_items(
-    latest: NDArray[np.int64], work: NDArray[np.int64], dealt: Heads, masked_batches: bool, group: int
-) -> NDArray[np.uint32]:
-    """The order of a kernel's work items: Q block | (batch item * heads + head) << 16.
-
-    Row tiles whose last piece comes first go first, so that nobody takes a tile of the last piece while others could
-    run; among equals, `group` heads together (their keys stay in cache), then by falling work.
-
-    latest, work: [masks, Q blocks], masks being (batch items if masked_batches) times mask heads. Raises ValueError
-    beyond ITEM_LIMIT.
-    """
-    heads, batch = dealt.heads, dealt.batch
-    masks, q_blocks = latest.shape
-    if q_blocks > ITEM_LIMIT or heads * batch > ITEM_LIMIT:
-        raise ValueError(f"{q_blocks} Q blocks and {heads * batch} heads: at most {ITEM_LIMIT} of each")
-    mask_heads = masks // batch if masked_batches else masks
-    which = np.arange(heads * batch, dtype=np.int64)
-    mask = (which // heads * mask_heads if masked_batches else 0) + which % heads // (heads // mask_heads)
-    load = work[mask]  # [heads * batch, Q blocks]
-    first = dealt.first_piece[which % heads]
-    stage = np.where(latest[mask] < dealt.own, -1, latest[mask] + first[:, None])
-    block = np.broadcast_to(np.arange(q_blocks), stage.shape)
-    of = np.broadcast_to(which[:, None], stage.shape)
-    order = np.lexsort(tuple(x.ravel() for x in (of, block, -load, of // group, stage)))
-    return (block.ravel()[order] | of.ravel()[order] << 16).astype(np.uint32)
-
-
-def backward_items(
-    latest: NDArray[np.int64],
-    load: NDArray[np.int64],
-    first_piece: NDArray[np.int64],
-    own: int,
-    group: int,
-    arrivals: Sequence[float],
-    seconds: float,
-) -> NDArray[np.uint32]:
-    """The order of the backward kernel's work items: key tile | unit << 16, a unit being what shares a head of keys.
-
-    Keys of others arrive late, but their gradients leave early: each piece is taken as soon as it is expected, in the
-    order of arrival. Own tiles fill the time before, and the rest of them come last. Among those, `group` units together
-    (their rows stay in cache), then by falling work.
-
-    latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
-    below are the rank's own. arrivals: seconds, by piece. seconds: that the whole GPU takes for a load of 1. Raises
-    ValueError beyond ITEM_LIMIT.
-    """
-    units, tiles = load.shape
-    if units > ITEM_LIMIT or tiles > ITEM_LIMIT:
-        raise ValueError(f"{tiles} key tiles and {units} units: at most {ITEM_LIMIT} of each")
-    stage = np.where(latest < own, -1, latest + first_piece[:, None])
-    unit, tile = np.indices(load.shape)
-    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, unit // group, stage)))
-    stages, packed, spent = stage.ravel()[order], (tile | unit << 16).ravel()[order], load.ravel()[order] * seconds
-    mine = int((stages < 0).sum())
-    ends = np.cumsum(spent[:mine])
-    out: list[NDArray[np.int64]] = []
-    at, filled, clock = mine, 0, 0.0
-    while at < len(stages):
-        stop = int(np.searchsorted(stages, stages[at], side="right"))
-        due = arrivals[stages[at]]
-        if due > clock and filled < mine:
-            before = ends[filled - 1] if filled else 0.0
-            upto = min(mine, int(np.searchsorted(ends, before + due - clock)) + 1)
-            out.append(packed[filled:upto])
-            clock += ends[upto - 1] - before
-            filled = upto
-        out.append(packed[at:stop])
-        clock = max(clock, due) + spent[at:stop].sum()
-        at = stop
-    return np.concatenate([*out, packed[filled:mine]]).astype(np.uint32)

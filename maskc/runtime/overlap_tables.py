@@ -17,12 +17,15 @@ from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
-from maskc.runtime.overlap_plan import Heads, OverlapPlan, backward_items, head_groups, latest_slots, work_items
+from maskc.runtime.overlap_order import Heads, backward_items, head_groups, latest_slots, planned_end, work_items
+from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
 PIECE_SECONDS, MOST_PIECES = 8e-6, 256
 """That a copy takes at least, so that what it costs to start one does not show; and about how many there are at most."""
+GRADIENT_BYTES = 2
+"""Of an element that leaves (fp32) for each that came (16 bits)."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -110,16 +113,19 @@ def backward_tables(
     ranges = plan.block_slots(spec.block_kv)
     masks = units.masks(local)
     load = (work.sum(1) + ROW_WORK)[masks]  # [units, key tiles]
-    few = load.size < hopper_bwd.FEW * processors
-    group = hopper_bwd.heads_together(local.nq * spec.head_dim) if few else 1
     flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
     seconds = flops / UNMASKED_WORK / DEFAULT_MACHINE.flops
     if spec.deterministic:  # a tile may wait for lower ones, so those come first
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
     else:
-        first = units.first_pieces(len(plan.slots))
-        items = backward_items(ranges[:, 1], load, first, plan.own, group, arrivals, seconds)
+        given = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
+        few = load.size < hopper_bwd.FEW * processors
+        groups = (hopper_bwd.heads_together(local.nq * spec.head_dim), None) if few else (1,)
+        orders = [backward_items(*given, group, arrivals, seconds) for group in groups]
+        sends = _sends(arrivals)
+        ends = [planned_end(o, *given, arrivals, sends, seconds, processors) for o in orders] if few else [0.0]
+        items = orders[int(np.argmin(ends))]
     slots = np.arange(len(plan.slots))
     tiles = ((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0).astype(np.uint32)
     return BackwardTables(_on(device, items), _on(device, _packed(ranges)), _on(device, tiles))
@@ -152,6 +158,15 @@ def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: floa
             brought += slot.rows * row_bytes / groups if foreign else 0
             out.append(latency + brought / rate if foreign else 0.0)
     return tuple(out)
+
+
+def _sends(arrivals: tuple[float, ...]) -> list[float]:
+    """Seconds that the gradients of each piece take, from those after which its keys are expected."""
+    at = np.array(arrivals)
+    out = np.zeros_like(at)
+    out[at > 0] = GRADIENT_BYTES * np.diff(at[at > 0], prepend=0.0)
+    sends: list[float] = out.tolist()
+    return sends
 
 
 def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_plan import ITEM_LIMIT, backward_items, overlap_plan
+from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items, planned_end
+from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
 from maskc.runtime.plan import plan
@@ -63,6 +64,34 @@ def test_own_tiles_fill_the_time_before_a_chunk_and_no_more(given: object) -> No
             assert clock < upcoming + 1e-6, "an own tile before a chunk that is there"
         before = clock
         clock = before + float(load[unit, tile])
+
+
+@given(work())
+def test_of_few_items_the_longest_that_is_there(given: object) -> None:
+    latest, load, first, own, _, arrivals = given  # type: ignore[misc]
+    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in backward_items(latest, load, first, own, None, arrivals, 1.0)]
+    units, tiles = load.shape
+    assert sorted(items) == sorted((t, u) for u in range(units) for t in range(tiles))
+
+    def due(item: tuple[int, int]) -> float:
+        tile, unit = item
+        return float(arrivals[latest[tile] + first[unit]]) if latest[tile] >= own else 0.0
+
+    clock = 0.0
+    for n, item in enumerate(items):
+        clock = max(clock, due(item))
+        ready = [i for i in items[n:] if due(i) <= clock]
+        assert load[item[1], item[0]] == max(load[u, t] for t, u in ready)
+        clock += float(load[item[1], item[0]])
+
+
+def test_the_planned_end_by_hand() -> None:
+    """Two CTAs. Tile 0 is the rank's own; tile 1 comes at 3, and its gradients take 4 to leave."""
+    latest, load, first = np.array([1, 0]), np.array([[6, 2]]), np.array([0])
+    for order, end in (((1, 0), 13.0), ((0, 1), 13.0)):
+        items = np.array(order, dtype=np.uint32)
+        assert planned_end(items, latest, load, first, 1, [0.0, 3.0], [0.0, 4.0], 0.5, 2) == end
+    assert planned_end(np.array([1, 0], dtype=np.uint32), latest, load, first, 1, [0.0, 0.0], [0.0, 0.0], 1.0, 1) == 8.0
 
 
 def test_limits_of_an_item() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_plan import ITEM_LIMIT, Heads, head_groups, joined, latest_slots, overlap_plan, visit_order, work_items
+from maskc.runtime.overlap_order import ITEM_LIMIT, Heads, head_groups, latest_slots, work_items
+from maskc.runtime.overlap_plan import joined, overlap_plan, visit_order
 from maskc.runtime.plan import plan
 from maskc.tiles import TileClass, classify
 from tests.dist.cases import FORMS, Case, vectors
