@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +85,24 @@ def rendezvous() -> str:
     return tempfile.mktemp(prefix="maskc-pair-")
 
 
-def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float) -> list[Record]:
+def new_pair() -> list[Worker]:
+    path = rendezvous()
+    return [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(cases.WORLD)]
+
+
+def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float, compiled: Future[Any] | None) -> list[Record]:
+    """compiled: what the first cases wait for, while the processes start."""
     results: list[Record] = []
-    workers: list[Worker] = []
+    workers = new_pair() if numbered else []
+    fresh = True
+    if compiled is not None:
+        compiled.result()
     for number, case in numbered:
         now = time.monotonic()
         if now > deadline:
             break
-        limit = CASE_SECONDS
-        if not workers:
-            path = rendezvous()
-            workers = [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(cases.WORLD)]
-            limit = START_SECONDS
+        limit = START_SECONDS if fresh else CASE_SECONDS
+        fresh = False
         for worker in workers:
             worker.ask(number)
         until = min(now + limit, deadline + 5)
@@ -105,7 +111,7 @@ def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float) -> lis
         wrong = [p for p, a in zip(problems, answers, strict=True) if a is None or a["problem"]]
         if any(a is None or a.get("lost") for a in answers):
             wrong += [worker.end() for worker in workers]
-            workers = []
+            workers, fresh = new_pair(), True
         results.append({"name": case.name, "problem": "; ".join(wrong), "seconds": round(time.monotonic() - now, 3)})
     for worker in workers:
         worker.end()
@@ -184,11 +190,11 @@ def main() -> int:
     started = time.monotonic()
     deadline = started + args.limit
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
-    with ThreadPoolExecutor(3 if args.host else 16) as pool:
-        if not args.host:
-            cases.compile_for([c for _, c in numbered[: 2 * len(cases.NAMES)]])
+    with ThreadPoolExecutor(3 if args.host else 24) as pool:
+        first = [c for _, c in numbered[: 2 * len(cases.NAMES)]]
+        compiled = None if args.host else pool.submit(cases.compile_for, first)
         ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
-        pairs = [pool.submit(run_pair, way, deadline) for way in ways]
+        pairs = [pool.submit(run_pair, way, deadline, compiled) for way in ways]
         soaks = [(args.soak, 8), (args.soak // 5, 1), (args.soak // 5, 32)] if args.match in "soak" else []
         others = [pool.submit(run_soak, deadline, *soak) for soak in soaks]
         others += [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
