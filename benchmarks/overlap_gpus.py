@@ -280,18 +280,27 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
 
 
 def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
-    driver = _driver_version() if ON_GPUS else None
+    """Beside what stands there of other cells, ways and of nodes, if it was measured with the same sources."""
+    driver, sources = _driver_version() if ON_GPUS else None, digest()
+    old = json.loads(out.read_text()) if out.exists() else {}
+    kept = old if old.get("digest") == sources else {}
+    fresh = {_name(r) for r in rows}
     record = {
         "device": torch.cuda.get_device_name() if ON_GPUS else "host",
         "driver": driver,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if ON_GPUS else None,  # type: ignore[no-untyped-call]
         "torch": torch.__version__,
         "gpus": world,
-        "digest": digest(),
-        "rows": rows,
+        "digest": sources,
+        "rows": [r for r in kept.get("rows", []) if _name(r) not in fresh] + rows,
+        **({"nodes": kept["nodes"]} if "nodes" in kept else {}),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _name(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(k) for k in ("mask", "seqlen", "batch", "heads", "kv_heads", "world", "way"))
 
 
 def _driver_version() -> str:

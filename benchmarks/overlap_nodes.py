@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 import maskc
+from benchmarks.digest import digest
 from benchmarks.masks import mask_case
 from benchmarks.overlap_gpus import MASKS, compile_all
 from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS
@@ -138,11 +139,13 @@ def serve(node: int, meet: str, until: float, out: Path, shrink: int) -> None:
         torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=node, world_size=NODES, timeout=timedelta(seconds=40))
     found: list[dict[str, Any]] = []
+    sources = digest()
     for row in rows(node, device, ROWS // shrink, 8):
         found.append(row)
         if node == 0:
             record = json.loads(out.read_text()) if out.exists() else {}
-            out.write_text(json.dumps({**record, "nodes": found}, indent=1) + "\n")
+            kept = record if record.get("digest") == sources else {"digest": sources}
+            out.write_text(json.dumps({**kept, "nodes": found}, indent=1) + "\n")
             what = f"{row['mask']:18} {row['routing']:12} {'pruned' if row['prune'] else 'all':6} {row['link_gb_s']:.0f} GB/s"
             print(f"{what}  {row['step_ms']:.2f} ms  {row['bytes_across'] / 2**20:.1f} MiB", flush=True)
         over = torch.tensor([float(time.time() > until)])

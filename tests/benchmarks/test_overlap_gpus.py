@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,14 @@ def test_the_grid_starts_with_every_mask() -> None:
     assert Cell("causal", 8192, 64, 1, 16) in listed
 
 
-def test_the_file_names_what_it_was_measured_with(tmp_path: Path) -> None:
+def test_the_file_names_what_it_was_measured_with_and_keeps_what_is_not_measured_again(tmp_path: Path) -> None:
     out = tmp_path / "made" / "overlap_gpus.json"
-    overlap_gpus.write(out, 2, [{"way": "gated"}])
-    record = Namespace(**json.loads(out.read_text()))
-    assert record.rows == [{"way": "gated"}]
-    assert len(record.digest) == 64
-    assert record.gpus == 2
+    overlap_gpus.write(out, 2, [{"way": "gated", "step_ms": 1}, {"way": "ring", "step_ms": 1}])
+    overlap_gpus.write(out, 2, [{"way": "gated", "step_ms": 2}])
+    record = json.loads(out.read_text())
+    assert record["rows"] == [{"way": "ring", "step_ms": 1}, {"way": "gated", "step_ms": 2}]
+    assert len(record["digest"]) == 64
+    assert record["gpus"] == 2
+    out.write_text(json.dumps({**record, "digest": "of other sources"}))
+    overlap_gpus.write(out, 2, [{"way": "gated", "step_ms": 3}])
+    assert json.loads(out.read_text())["rows"] == [{"way": "gated", "step_ms": 3}]
