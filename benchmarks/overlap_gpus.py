@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,8 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
     dist.init_process_group("nccl" if ON_GPUS else "gloo", **where)  # type: ignore[arg-type]
     peer = Peer.of(dist.group.WORLD)
     rows: list[dict[str, Any]] = []
+    if rank == 0:
+        _measured_with()
     ways = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
     for cell in [replace(c, rows=c.rows // args.shrink) for c in cells(world) if args.match in str(c)]:
         left = torch.tensor([deadline - time.time()], device=device)
@@ -281,7 +283,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
 
 def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
     """Beside what stands there of other cells, ways and of nodes, if it was measured with the same sources."""
-    driver, sources = _driver_version() if ON_GPUS else None, digest()
+    driver, sources = _measured_with()
     old = json.loads(out.read_text()) if out.exists() else {}
     kept = old if old.get("digest") == sources else {}
     fresh = {_name(r) for r in rows}
@@ -303,9 +305,13 @@ def _name(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(k) for k in ("mask", "seqlen", "batch", "heads", "kv_heads", "world", "way"))
 
 
-def _driver_version() -> str:
+@cache
+def _measured_with() -> tuple[str | None, str]:
+    """Driver, and the digest of the sources, which takes seconds."""
+    if not ON_GPUS:
+        return None, digest()
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
+    return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout.strip(), digest()
 
 
 def main(argv: list[str] | None = None) -> int:
