@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, assert_never
 
 import torch
@@ -45,10 +47,12 @@ from maskc.runtime.protocol import (
     Attend,
     Begin,
     Fill,
+    Operation,
     Pull,
     Push,
     Put,
     Step,
+    Stream,
     Sum,
     Turn,
     Wait,
@@ -138,6 +142,7 @@ class Overlapped:
         self.readers, self.timeout, self.epoch = tuple(readers), timeout, 0
         self.words = lasting or Lasting.of(device, self.groups * len(plan.slots))
         self.keys, self.values = shape.empty(plan.rows, device)
+        self._places: dict[int, Pair] = {}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._runs, self.sums = own_runs(plan, keys), GradientSum(plan, keys, shape, transport, device)
 
@@ -354,47 +359,57 @@ class Overlapped:
     def _enqueue(self, steps: Sequence[Step], turn: Turn, call: _Call, attend: Callable[[], Result]) -> Result:
         """Everything a call does, in order; what `attend` returned."""
         self.epoch = turn.epoch
-        queues, result = self.queues, None
-        by_kernel = call.executor == "sm-copy" and self.device.type == "cuda"
-        for stream, op in regrouped(steps) if call.executor == "sm-copy" else steps:
-            match op:
-                case Wait(word, epoch):
-                    queues.wait(stream, self._address(word), epoch)
-                case Put(word, epoch):
-                    if not (by_kernel and word.kind == "flag"):
-                        queues.put(stream, self._address(word), epoch)
-                case Begin():
-                    queues.follow(stream, "compute")
-                    queues.keep(stream, (self.keys, self.values))
-                case Fill(half, _):
-                    self.fill(half, call.k, call.v)
-                case Pull(piece, _, half, _):
-                    with queues.on(stream):
-                        if not by_kernel:
-                            self.pull(piece, half)
-                        elif piece == self.plan.own:
-                            self._copy_by_kernel(half)
-                case Attend():
-                    if call.executor == "copy-then-attend":
-                        queues.follow("compute", "copy")
-                    result = attend()
-                    if call.executor == "copy-then-attend":
-                        queues.follow("send", "compute")
-                        self._report()
-                    if isinstance(result, Gradients):
-                        queues.keep("send", (result.dk, result.dv))
-                case Push(piece, _, _):
-                    assert isinstance(result, Gradients)
-                    with queues.on(stream):
-                        self.push(piece, result)
-                case Sum():
-                    assert isinstance(result, Gradients)
-                    assert call.grads is not None
-                    self.add_up(result, call.grads)
-                case _:
-                    assert_never(op)
+        self.queues.on("compute")
+        result: Result | None = None
+        for stream, run in groupby(regrouped(steps) if call.executor == "sm-copy" else steps, itemgetter(0)):
+            with self.queues.on(stream):
+                for _, op in run:
+                    made = self._do(stream, op, turn, call, attend, result)
+                    result = made if made is not None else result
         assert result is not None
         return result
+
+    def _do(
+        self, stream: Stream, op: Operation, turn: Turn, call: _Call, attend: Callable[[], Result], result: Result | None
+    ) -> Result | None:
+        """Enqueue one operation; torch's current stream is its stream."""
+        queues, by_kernel = self.queues, call.executor == "sm-copy" and self.device.type == "cuda"
+        match op:
+            case Wait(word, epoch):
+                queues.wait(stream, self._address(word), epoch)
+            case Put(word, epoch):
+                if not (by_kernel and word.kind == "flag"):
+                    queues.put(stream, self._address(word), epoch)
+            case Begin():
+                queues.follow(stream, "compute")
+                queues.keep(stream, (self.keys, self.values))
+            case Fill(half, _):
+                self.fill(half, call.k, call.v)
+            case Pull(piece, _, half, _):
+                if not by_kernel:
+                    self.pull(piece, half)
+                elif piece == self.plan.own:
+                    self._copy_by_kernel(half)
+            case Attend():
+                if call.executor == "copy-then-attend":
+                    queues.follow("compute", "copy")
+                made = attend()
+                if call.executor == "copy-then-attend":
+                    queues.follow("send", "compute")
+                    self._report()
+                if isinstance(made, Gradients):
+                    queues.keep("send", (made.dk, made.dv))
+                return made
+            case Push(piece, _, _):
+                assert isinstance(result, Gradients)
+                self.push(piece, result)
+            case Sum():
+                assert isinstance(result, Gradients)
+                assert call.grads is not None
+                self.add_up(result, call.grads)
+            case _:
+                assert_never(op)
+        return None
 
     def pull(self, piece: int, half: int) -> None:
         """Enqueue the copy of a piece on torch's current stream."""
@@ -468,8 +483,11 @@ class Overlapped:
 
     def _place(self, piece: int) -> Pair:
         """A piece in the key buffer."""
-        at, heads = self.plan.slot_of(piece), self._heads(piece)
-        return self.keys[heads, at.start : at.start + at.rows], self.values[heads, at.start : at.start + at.rows]
+        if piece not in self._places:
+            at, heads = self.plan.slot_of(piece), self._heads(piece)
+            k, v = (t[heads, at.start : at.start + at.rows] for t in (self.keys, self.values))
+            self._places[piece] = k, v
+        return self._places[piece]
 
     def _address(self, word: Word) -> int:
         match word.kind:

@@ -89,7 +89,7 @@ class Queues(Protocol):
     """The streams of a rank. Everything is enqueued in the order of the calls and returns at once."""
 
     def on(self, stream: Stream) -> Any:
-        """Context in which torch's operations go to that stream."""
+        """Context in which torch's operations go to that stream; "compute" is torch's current stream from here on."""
 
     def wait(self, stream: Stream, address: int, epoch: int) -> None:
         """Hold the stream until the word reaches the epoch."""
@@ -116,7 +116,10 @@ class CudaQueues:
         self._compute = torch.cuda.current_stream(device)
 
     def on(self, stream: Stream) -> Any:
-        return nullcontext() if stream == "compute" else torch.cuda.stream(self._stream(stream))
+        if stream != "compute":
+            return torch.cuda.stream(self._stream(stream))
+        self._compute = torch.cuda.current_stream(self.device)
+        return nullcontext()
 
     def wait(self, stream: Stream, address: int, epoch: int) -> None:
         driver_api.wait_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
@@ -141,7 +144,6 @@ class CudaQueues:
             case "send":
                 return self.sends
             case "compute":
-                self._compute = torch.cuda.current_stream(self.device)
                 return self._compute
             case _:
                 assert_never(stream)
@@ -254,6 +256,7 @@ class Loopback:
         words = torch.zeros(len(_LOOPED) * max(1, len(self._index)), dtype=torch.int32)
         self._words = words.pin_memory() if pinned else words
         self._epochs = Epochs()
+        self._views: dict[tuple[int, ...], Pair] = {}
         self._sent: dict[int, Pair] = {}  # by chunk: what this rank pushed
         self._staged: dict[tuple[int, int], Pair] = {}
 
@@ -270,10 +273,13 @@ class Loopback:
             self._copy(mine, theirs)
 
     def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
-        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         halves = self._halves[rank]
-        k, v = (t[heads, start : start + rows] for t in halves[half % len(halves)])
-        return k, v
+        key = rank, half % len(halves), chunk, heads.start, rows
+        if key not in self._views:
+            start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
+            k, v = (t[heads, start : start + rows] for t in halves[half % len(halves)])
+            self._views[key] = k, v
+        return self._views[key]
 
     def own(self, half: int) -> Pair | None:
         return None
