@@ -12,7 +12,7 @@ Backward, the copies are those of keys and of the gradients of others in one dir
 other direction at the same time, and the sum. E = 1 - exposed / copies with exposed = overlapped - attention, of medians,
 never clamped, with a 95 % interval from resampling; hidden / min = (attention + copies - overlapped) /
 min(attention, copies). The own keys' way into the buffer counts as exposed. A link of half the rate copies every chunk
-twice. --dry lists the cells with the model's times. Not here: several GPUs.
+twice. --dry lists the cells with the model's times. --gpus N runs `benchmarks.overlap_gpus` instead.
 """
 
 from __future__ import annotations
@@ -488,7 +488,12 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=262_144, help="leave out longer sequences")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/overlap.json"))
+    parser.add_argument("--gpus", type=int, default=1, help="more than one: benchmarks.overlap_gpus")
     args = parser.parse_args()
+    if args.gpus > 1:
+        from benchmarks import overlap_gpus
+
+        raise SystemExit(overlap_gpus.main(["--gpus", str(args.gpus), "--timeout", str(args.timeout)]))
     numbered = [(i, c) for i, c in enumerate(cells()) if c.mask in args.masks and c.seqlen <= args.longest]
     chosen = [c for i, c in numbered if args.cells is None or i in args.cells]
     if args.dry:

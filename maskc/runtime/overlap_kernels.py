@@ -1,0 +1,260 @@
+"""The keys of a rank in the order of arrival, and the attention kernels over them, which wait for flags or do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.forward import forward_spec
+from maskc.codegen.spec import GATE_SLOTS, KernelSpec
+from maskc.codegen.spec_bwd import BackwardSpec, select_backward
+from maskc.diagnostics import MaskcError, error
+from maskc.runtime import hopper, hopper_bwd, ops
+from maskc.runtime.layout import Layout
+from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.merge import Partial, empty
+from maskc.runtime.overlap_plan import OverlapPlan, joined
+from maskc.runtime.overlap_tables import (
+    BackwardTables,
+    Tables,
+    Units,
+    backward_tables,
+    choose_pieces,
+    expected_arrivals,
+    gate_tables,
+)
+from maskc.runtime.protocol import Word
+from maskc.runtime.remember import remembered
+from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, head_major
+
+TICK = 1024e-9
+"""Seconds of one unit of the gate's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
+
+    flags, finished, counts: int32 on the rank's device, a word per piece; counts are zero between kernels. failed: in
+    host memory, not zero once somebody gave up waiting.
+    """
+
+    flags: Tensor
+    finished: Tensor
+    counts: Tensor
+    failed: Tensor
+
+    @classmethod
+    def of(cls, device: torch.device, slots: int = GATE_SLOTS) -> Lasting:
+        """Zeros; the device's are there for every stream once the current stream of the device is."""
+        words = torch.zeros(3, max(1, slots), dtype=torch.int32, device=device)
+        failed = torch.zeros(1, dtype=torch.int32)
+        return cls(words[0], words[1], words[2], failed.pin_memory() if device.type == "cuda" else failed)
+
+
+class Gradients(NamedTuple):
+    """dQ, and fp32 dK and dV of every key in the buffer [splits, B, Hk, rows, D], still to be summed over splits."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+class KeyBuffer:
+    """The key buffer of one rank and plan; see `Overlapped`, which fills it."""
+
+    def __init__(
+        self,
+        plan: OverlapPlan,
+        keys: Layout,
+        shape: KeyShape,
+        transport: Transport,
+        queues: Queues,
+        device: torch.device,
+        timeout: float,
+        lasting: Lasting | None,
+        rate: float,
+        groups: int | None,
+    ) -> None:
+        row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
+        chosen, rows = choose_pieces(plan, shape.heads, row_bytes, rate)
+        self.groups = groups or chosen
+        if getattr(transport, "joins", False):
+            plan = joined(plan, keys, rows)
+        _check(plan, keys, timeout, self.groups)
+        self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
+        self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
+        self.words = lasting or Lasting.of(device, self.groups * len(plan.slots))
+        self.keys, self.values = shape.empty(plan.rows, device)
+        self._places: dict[int, Pair] = {}
+
+    # ---- kernels
+
+    def attend(
+        self, local: BoundaryVectors, q: Tensor, scale: float, *, gated: bool, there: bool = False, leave: int = 0
+    ) -> Partial:
+        """The forward kernel of the current epoch over the key buffer.
+
+        gated: it waits for flags; there: all chunks count as there. leave: multiprocessors that it does not use.
+        """
+        keys, values = self._buffer()
+        if q.shape[1] == 0 or self.plan.rows == 0:
+            acc = torch.float64 if q.dtype == torch.float64 else torch.float32
+            out, lse = empty(q.shape[0], q.shape[1], q.shape[2], values.shape[3], acc, q.device)
+            return out.to(q.dtype), lse
+        if q.device.type == "cpu":
+            self._host_gate(there)
+            return ops.forward(local, q, keys, values, scale, backend="cpu")
+        spec, schedule = _forward_spec(local, q), _schedule(local, q.shape[3])
+        if not gated:
+            return hopper.forward_with(spec, local, q, keys, values, scale, schedule)
+        tables = self._forward_tables(local, q)
+        gate = hopper.GateTables(
+            tables.items.data_ptr(),
+            tables.blocks.data_ptr(),
+            self.words.flags.data_ptr(),
+            self.words.failed.data_ptr(),
+            round(self.timeout / TICK),
+            self.epoch & 0xFFFFFFFF,
+            len(self.plan.slots) if there else self.plan.own,
+            len(self.plan.slots),
+            self.shape.heads // self.groups,
+        )
+        spec = replace(spec, gated=True)
+        return hopper.forward_with(spec, local, q, keys, values, scale, schedule, gate=gate, leave=leave)
+
+    def attend_backward(
+        self,
+        local: BoundaryVectors,
+        q: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        scale: float,
+        *,
+        dlse: Tensor | None = None,
+        gated: bool,
+        there: bool = False,
+        deterministic: bool = False,
+    ) -> Gradients:
+        """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete."""
+        keys, values = self._buffer()
+        if q.shape[1] == 0 or self.plan.rows == 0:
+            self._report()
+            dk, dv = (torch.zeros_like(t, dtype=_accumulator(q)).transpose(1, 2)[None] for t in (keys, values))
+            return Gradients(torch.zeros_like(q), dk, dv)
+        if q.device.type == "cpu":
+            self._host_gate(there)
+            acc = _accumulator(q)
+            given = (local, q, keys, values, out, lse, dout, dlse, scale)
+            dq, dk, dv = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
+            self._report()
+            return Gradients(dq.to(q.dtype), dk.transpose(1, 2)[None], dv.transpose(1, 2)[None])
+        spec = _backward_spec(local, q, deterministic)
+        run = partial(hopper_bwd.backward_with, v=local, q=q, k=keys, val=values, out=out, lse=lse, dout=dout, dlse=dlse)
+        run = partial(run, scale=scale, dtype=q.dtype, parts=True)
+        if not gated:
+            return Gradients(*run(spec))
+        tables, words = self._backward_tables(local, q, deterministic), self.words
+        gate = hopper_bwd.GateTables(
+            *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
+            *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
+            round(self.timeout / TICK),
+            self.epoch & 0xFFFFFFFF,
+            len(self.plan.slots) if there else self.plan.own,
+            self.plan.own,
+            len(self.plan.slots),
+            self.shape.heads // self.groups,
+        )
+        return Gradients(*run(replace(spec, gated=True), gate=gate))
+
+    # ---- places
+
+    def _buffer(self) -> Pair:
+        """[B, rows, Hk, D], as kernels take keys."""
+        return head_major(self.keys), head_major(self.values)
+
+    def _heads(self, piece: int) -> slice:
+        each, group = self.shape.heads // self.groups, piece // len(self.plan.slots)
+        return slice(group * each, (group + 1) * each)
+
+    def _place(self, piece: int) -> Pair:
+        """A piece in the key buffer."""
+        if piece not in self._places:
+            at, heads = self.plan.slot_of(piece), self._heads(piece)
+            k, v = (t[heads, at.start : at.start + at.rows] for t in (self.keys, self.values))
+            self._places[piece] = k, v
+        return self._places[piece]
+
+    def _address(self, word: Word) -> int:
+        match word.kind:
+            case "flag":
+                return self.words.flags.data_ptr() + 4 * word.by
+            case "finished":
+                return self.words.finished.data_ptr() + 4 * word.by
+            case _:
+                return self.transport.address(word)
+
+    # ---- tables, and what kernels do on the host
+
+    def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
+        _supported(local, q, *self._buffer())
+        heads = q.shape[2], q.shape[0], self.shape.heads, self.groups
+        return gate_tables(local, self.plan, _forward_spec(local, q), *heads, q.device)
+
+    def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
+        _supported(local, q, *self._buffer())
+        spec, shape = _backward_spec(local, q, deterministic), self.shape
+        split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
+        units = Units(q.shape[0], q.shape[2], shape.heads, *split, self.groups)
+        row_bytes = shape.batch * shape.heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
+        arrivals = expected_arrivals(self.plan, row_bytes, self.groups, self.rate, DEFAULT_MACHINE.latency)
+        return backward_tables(local, self.plan, spec, units, arrivals, hopper.multiprocessors(q.device), q.device)
+
+    def _report(self) -> None:
+        """What a kernel that has ended without reports says of its gradients: all are complete."""
+        for piece in self.plan.pieces(self.groups):
+            self.queues.put("send", self._address(Word("finished", self.plan.rank, piece)), self.epoch)
+
+    def _host_gate(self, there: bool) -> None:
+        if not there:
+            for piece in self.plan.pieces(self.groups):
+                HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, piece)), self.epoch)
+
+
+def _check(plan: OverlapPlan, keys: Layout, timeout: float, groups: int) -> None:
+    relayed = plan.carried or any(s.source != keys.owner[s.chunk] for s in plan.slots)
+    if relayed:
+        raise error("M722", "chunks would be passed on between nodes", None, "make the plan with hierarchical=False")
+    if groups * len(plan.slots) > GATE_SLOTS:
+        what = f"{len(plan.slots)} key chunks in {groups} groups of heads"
+        raise error("M722", f"{what}; a gated kernel tells {GATE_SLOTS} pieces apart", None, "larger chunks")
+    if not 0 < timeout / TICK < 1 << 32:
+        raise error("M722", f"timeout is {timeout} s; it lies between 0 and {TICK * (1 << 32):.0f}")
+
+
+def _supported(local: BoundaryVectors, q: Tensor, keys: Tensor, values: Tensor) -> None:
+    if (reason := hopper.why_not(local, q, keys, values)) is not None:
+        raise MaskcError(reason)
+
+
+def _forward_spec(local: BoundaryVectors, q: Tensor) -> KernelSpec:
+    return forward_spec(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype])
+
+
+def _backward_spec(local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardSpec:
+    return select_backward(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype], deterministic=deterministic)
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@remembered
+def _schedule(local: BoundaryVectors, head_dim: int) -> tuple[Tensor, ...]:
+    return hopper.schedule(local, head_dim)
