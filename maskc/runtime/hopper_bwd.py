@@ -67,11 +67,13 @@ def backward_with(
     *,
     parts: bool = False,
     gate: GateTables | None = None,
+    leave: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
     parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, Sk, D], to be summed over the splits. gate: for
-    `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel.
+    `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel. leave:
+    multiprocessors that the main kernel does not use.
     """
     assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
@@ -144,7 +146,7 @@ def backward_with(
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
         enqueue(kernels.order, grid, 256, Arguments([], pre))
     arguments = Arguments([*loads, *stores], main)
-    ctas = min(shape.items, multiprocessors(device))
+    ctas = min(shape.items, max(1, multiprocessors(device) - leave))
     enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
     enqueue(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post))
     if shape.splits > 1 and not parts:

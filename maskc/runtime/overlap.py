@@ -4,7 +4,7 @@ They enqueue the same steps (`maskc.runtime.protocol`), visit keys in the same o
 
     gated             one kernel, launched at once, whose loader waits for each chunk; copy engines bring the chunks
     copy-then-attend  the kernel starts when all copies are complete
-    sm-copy           as "gated", but a few CTAs copy the chunks, and the forward kernel leaves multiprocessors to them
+    sm-copy           as "gated", but a few CTAs copy the chunks, on multiprocessors that the kernels leave to them
 
 Backward, the gradients of a chunk leave while the kernel works on others ("copy-then-attend": after it), and every rank
 adds up those of its own keys in fp32: its own first, then those of others by rank.
@@ -55,7 +55,7 @@ Executor: TypeAlias = Literal["gated", "copy-then-attend", "sm-copy"]
 STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
-"""CTAs that copy in "sm-copy", and multiprocessors that the forward kernel leaves to them."""
+"""CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
 
 __all__ = ["COPY_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
@@ -145,6 +145,7 @@ class Overlapped(KeyBuffer):
             dlse=dlse,
             gated=executor != "copy-then-attend",
             deterministic=deterministic,
+            leave=_left_free(executor),
         )
         variant = ("backward", hopper.mask_form(local), q.shape[3], q.dtype, deterministic)
 

@@ -141,6 +141,7 @@ class KeyBuffer:
         gated: bool,
         there: bool = False,
         deterministic: bool = False,
+        leave: int = 0,
     ) -> Gradients:
         """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete."""
         keys, values = self._buffer()
@@ -171,7 +172,7 @@ class KeyBuffer:
             len(self.plan.slots),
             self.shape.heads // self.groups,
         )
-        return Gradients(*run(replace(spec, gated=True), gate=gate))
+        return Gradients(*run(replace(spec, gated=True), gate=gate, leave=leave))
 
     # ---- places
 
