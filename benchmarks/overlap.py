@@ -48,7 +48,7 @@ from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import merge
 from maskc.runtime.overlap import Gradients, Overlapped
-from maskc.runtime.overlap_model import flows, forward_times
+from maskc.runtime.overlap_model import backward_times, flows, forward_times
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.plan_arguments import Order
@@ -360,11 +360,16 @@ def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: 
         "gate_overhead": medians["flags set"] / medians["attention" if direction == "backward" else "no gate"] - 1,
         "direction": direction,
     }
+    machine = replace(DEFAULT_MACHINE, intra=LINK_RATE / cell.link)
+    times_of = forward_times if direction == "forward" else backward_times
+    t = times_of(flows(made.p, 0, machine)[made.order.rank])
+    model = {"gated": 1e3 * t.beside, "copy-then-attend": 1e3 * t.apart}
     rows = []
     for name in (*EXECUTORS, *BASELINES):
         if name in times:
             low, high = interval(times, name)
-            timed = {"executor": name, "t_overlap_ms": medians[name], **figures(medians, name)}
+            predicted = model.get(name)
+            timed = {"executor": name, "t_overlap_ms": medians[name], "t_model_ms": predicted, **figures(medians, name)}
             rows.append({**shared, **timed, "e_low": low, "e_high": high})
     return rows
 
