@@ -212,7 +212,7 @@ def new_mask() -> str:
         found[r["seqlen"]].append(r)
 
     def cell(values: list[float]) -> str:
-        return f"{min(values):.2f} to {max(values):.2f} ({len(values)})" if values else ""
+        return f"{min(values):.2g} to {max(values):.2g} ({len(values)})" if values else ""
 
     body = [
         [length(n), *(cell([r[c] for r in found[n] if r["peer"] == peer and c in r]) for _, peer, c in columns)]

@@ -78,7 +78,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("gain_all:greatest", "1.90"),
         ("schedulers", "| forward | lpt | 428 (46%) | 932 (100%) |"),
         ("waits", "| causal | 12.5% |  |"),
-        ("new_mask", "| 8K | 0.12 to 0.12 (3) |"),
+        ("new_mask", "| 8K | 0.12 to 0.12 (3) | 0.12 to 0.12 (3) |"),
         ("syncs", "0 / 1"),
         ("scaling", "| causal, P = 4 | 452 / 450 (1.02 / 1.02) | 496 / 450 (1.02 / 1.02) |"),
         ("scaling_rates", "| causal | 0.98 / 0.98 |"),

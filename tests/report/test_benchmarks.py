@@ -143,6 +143,7 @@ def new_masks() -> list[dict[str, Any]]:
 
 def between_gpus() -> list[dict[str, Any]]:
     cell = {"mask": "causal", "seqlen": 16384, "heads": 32, "kv_heads": 8, "world": 2}
+    cell |= {"attention_forward_ms": 0.75, "comm_forward_ms": 0.25}
     gated = {"way": "gated", "step_ms": 3.25, "forward_ms": 1.0, "backward_ms": 2.25, "e_forward": 0.97, "e_backward": None}
     return [{**cell, **gated}, {**cell, "way": "ring", "step_ms": None, "why": "too slow"}]
 
