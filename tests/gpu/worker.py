@@ -17,6 +17,7 @@ SPECIAL = (
     "tests.gpu.special_fwd",
     "tests.gpu.special_reorder",
     "tests.gpu.special_bwd",
+    "tests.gpu.special_overlap",
     "tests.gpu.special_flex",
     "tests.gpu.special_transformers",
     "tests.gpu.special_tools",
