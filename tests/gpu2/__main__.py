@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.gpu2.worker import MARK
 GROUP_SECONDS = 10.0
 CASE_SECONDS = 25.0
 START_SECONDS = 45.0
+ENDING_SECONDS = 8.0
 Record = dict[str, Any]
 
 
@@ -96,7 +97,7 @@ def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float, compil
     workers = new_pair() if numbered else []
     fresh = True
     if compiled is not None:
-        compiled.result()
+        wait([compiled], max(0.0, deadline - time.monotonic()))
     for number, case in numbered:
         now = time.monotonic()
         if now > deadline:
@@ -188,9 +189,10 @@ def main() -> int:
         print("skipped: needs two GPUs")
         return 0
     started = time.monotonic()
-    deadline = started + args.limit
+    deadline = started + max(5.0, args.limit - ENDING_SECONDS)
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
     with ThreadPoolExecutor(3 if args.host else 24) as pool:
+        sources = pool.submit(digest)
         first = [c for _, c in numbered[: 2 * len(cases.NAMES)]]
         compiled = None if args.host else pool.submit(cases.compile_for, first)
         ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
@@ -206,7 +208,7 @@ def main() -> int:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
         "torch": torch.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
-        "digest": digest(),
+        "digest": sources.result(),
         "passed": len(results) - len(failed),
         "failed": len(failed),
         "not_run": len(numbered) - sum(1 for r in results if "/h" in r["name"]),
