@@ -141,6 +141,7 @@ def measure(rank: Rank, ways: list[str], seconds: float) -> list[dict[str, Any]]
     results = {name: run.forward() for name, run in runs.items()}
     for name, run in runs.items():  # everything compiled, and tables made
         run.backward(*results["attention" if name == "communication" else name])
+    same = agreement(rank, results)
     rounds = how_many(rank, runs, seconds)
     rng = random.Random(0)
     for _ in range(rounds):
@@ -156,6 +157,7 @@ def measure(rank: Rank, ways: list[str], seconds: float) -> list[dict[str, Any]]
         "torch context parallel": (everything, "all-gather"),
     }
     rows = [row(rank, name, *traffic[name], times, rounds) for name in ways if name in runs]
+    rows = [{**r, **same} if r["way"] == "gated" else r for r in rows]
     return rows + [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items()]
 
 
@@ -172,6 +174,19 @@ def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[Run | None, str]:
     failed = torch.tensor([float(bool(reason))], device=rank.device)
     dist.all_reduce(failed, group=rank.peer.group)
     return (None, reason or "another rank failed") if failed.item() else (made, "")
+
+
+def agreement(rank: Rank, results: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """On all ranks: the bits of copying first, and the greatest difference from what NCCL brought."""
+    if "gated" not in results:
+        return {}
+    out = results["gated"][0].float()
+    same = torch.equal(results["copy-then-attend"][0].float(), out) if "copy-then-attend" in results else True
+    off = (results["all-gather"][0].float() - out).abs().max().item() if "all-gather" in results else 0.0
+    found = torch.tensor([float(not same), off], device=rank.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=rank.peer.group)
+    differ, most = found.tolist()
+    return {"same_bits": not differ, "off_all_gather": most}
 
 
 def how_many(rank: Rank, runs: dict[str, Run], seconds: float) -> int:
@@ -274,7 +289,14 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         if rank == 0:
             write(args.out, world, rows)
             steps = "  ".join(f"{r['way']} {r['step_ms']:.2f}" if "step_ms" in r else f"{r['way']}: {r['why']}" for r in found)
-            e = next((f"E {r['e_forward']} / {r['e_backward']}" for r in found if r["way"] == "gated" and "step_ms" in r), "")
+            e = next(
+                (
+                    f"E {r['e_forward']} / {r['e_backward']} same bits {r['same_bits']}, off {r['off_all_gather']:.1e}"
+                    for r in found
+                    if r["way"] == "gated" and "step_ms" in r
+                ),
+                "",
+            )
             print(f"{cell}: {steps} ms  {e}  ({time.monotonic() - started:.1f} s)", flush=True)
         if ON_GPUS:
             torch.cuda.empty_cache()

@@ -59,6 +59,8 @@ def test_a_cell_has_a_row_of_every_way(ranks: Pool) -> None:  # noqa: F811
         assert r["bytes_backward"] > r["bytes_forward"] > 0
     ours, all_of_it = rows[0], rows[-1]
     assert ours["e_forward"] is not None
+    assert ours["same_bits"]
+    assert ours["off_all_gather"] < 1e-5
     assert all_of_it["e_forward"] is None
     assert all_of_it["attention_forward_ms"] > 0
     assert all_of_it["bytes_forward"] > ours["bytes_forward"], "pruned"
