@@ -126,9 +126,10 @@ class Link(Loopback):
 
     def __init__(self, keys: Layout, order: OverlapPlan, shape: KeyShape, device: torch.device, slowness: int) -> None:
         super().__init__(keys, order.rank, order.sources, shape, device.type == "cuda", slowness, order.lends, halves=1)
-        self.longest = shape.gradients(max((keys.size_of(c) for c in range(keys.chunk_count)), default=0), "cpu", self.pinned)
+        longest = max((keys.size_of(c) for c in range(keys.chunk_count)), default=0)
+        self.left, self.theirs = (shape.gradients(longest, "cpu", self.pinned) for _ in range(2))
         self.here = {(r, c): shape.gradients(keys.size_of(c), device) for r, chunks in order.lends for c in chunks}
-        for pair in (*self.here.values(), self.longest):
+        for pair in (*self.here.values(), self.left, self.theirs):
             for t in pair:
                 t.zero_()
 
@@ -137,14 +138,14 @@ class Link(Loopback):
 
     def pushed(self, chunk: int) -> Pair:
         """One piece of memory for all of them: nobody reads it."""
-        k, v = (t[:, :, : self.keys.size_of(chunk)] for t in self.longest)
+        k, v = (t[:, :, : self.keys.size_of(chunk)] for t in self.left)
         return k, v
 
     def receive(self) -> None:
         """The gradients of others, on torch's current stream."""
         for (_, chunk), pair in self.here.items():
-            for mine, their in zip(pair, self.pushed(chunk), strict=True):
-                for into, source in zip(mine, their, strict=True):
+            for mine, their in zip(pair, self.theirs, strict=True):
+                for into, source in zip(mine, their[:, :, : self.keys.size_of(chunk)], strict=True):
                     self._copy(into, source)
 
 

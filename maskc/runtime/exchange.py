@@ -64,8 +64,8 @@ class SumTable:
         return cls(on_device[0], on_device[1], len(addends), max((a.rows * a.dim for a in addends), default=0))
 
 
-def sum_gradients(table: SumTable, own: Sequence[Tensor], out: Sequence[Tensor], failed: int) -> None:
-    """Write own + parts to `out` on torch's current stream; NaN if the word at `failed` is set.
+def sum_gradients(table: SumTable, own: Pair, out: Pair) -> None:
+    """Write own + parts to `out` on torch's current stream.
 
     own: (dK, dV), fp32 [splits, ...]. out: (dK, dV), dense, in fp32, bf16 or fp16.
     """
@@ -75,15 +75,18 @@ def sum_gradients(table: SumTable, own: Sequence[Tensor], out: Sequence[Tensor],
     params = _SumParams(table.pieces.data_ptr(), table.parts.data_ptr())
     for i in range(2):
         params.own[i], params.split_stride[i], params.out[i] = own[i].data_ptr(), strides[i], out[i].data_ptr()
-    params.failed, params.splits, params.kind = failed, own[0].shape[0], _KINDS[out[0].dtype]
+    params.splits, params.kind = own[0].shape[0], _KINDS[out[0].dtype]
     blocks = max(1, min(-(-table.longest // (4 * THREADS)), 1024 // max(1, table.count)))
     launch(_kernel("sum_gradients"), (blocks, table.count, 1), THREADS, Arguments((), params), device=out[0].device)
 
 
-def spoil(values: Tensor, failed: int) -> None:
-    """NaN in all fp32 values where the word at `failed` is set, on torch's current stream."""
-    params = _SpoilParams(values.data_ptr(), values.numel(), failed)
-    launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=values.device)
+def spoil(results: Sequence[Tensor], failed: int) -> None:
+    """NaN in all of one or two dense results where the word at `failed` is set, on torch's current stream."""
+    params = _SpoilParams()
+    for i, t in enumerate(results):
+        params.words[i], params.count[i] = t.data_ptr(), t.numel() * t.element_size() // 4
+    params.failed = failed
+    launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
 
 
 def fill(own: Pair, into: Pair, start: int, rows: slice) -> None:
@@ -120,8 +123,8 @@ def warm(device: torch.device) -> None:
     """Launch every kernel once with nothing to do."""
     word = torch.zeros(2, device=device)
     table = SumTable.of([Addend(0, 0, 4, None, 0, 4, ())], device)
-    sum_gradients(replace(table, longest=1), (word[None], word[None]), (word, word), word.data_ptr())
-    spoil(word, word.data_ptr())
+    sum_gradients(replace(table, longest=1), (word[None], word[None]), (word, word))
+    spoil((word,), word.data_ptr())
     copy_chunks(word, torch.zeros(0, dtype=torch.int32, device=device), 0, (0, 0), 0, 1)
     pair = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16, device=device)
     fill((pair, pair), (pair, pair), 0, slice(0, 0))
@@ -156,7 +159,6 @@ class _SumParams(ctypes.Structure):
         ("own", _POINTER * 2),
         ("split_stride", ctypes.c_int64 * 2),
         ("out", _POINTER * 2),
-        ("failed", _POINTER),
         *((name, ctypes.c_int32) for name in ("splits", "kind")),
     ]
 
@@ -164,7 +166,7 @@ class _SumParams(ctypes.Structure):
 class _SpoilParams(ctypes.Structure):
     """`SpoilParams` of exchange.cu.j2."""
 
-    _fields_ = [("values", _POINTER), ("count", ctypes.c_int64), ("failed", _POINTER)]
+    _fields_ = [("words", _POINTER * 2), ("count", ctypes.c_int64 * 2), ("failed", _POINTER)]
 
 
 class _CopyParams(ctypes.Structure):

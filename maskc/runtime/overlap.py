@@ -109,7 +109,7 @@ class Overlapped(KeyBuffer):
         turn = self.transport.begin(self.readers)
         out, lse = self._enqueue(call_steps(self.plan, self.readers, turn, self.groups), turn, _Call(executor, k, v), attend)
         if q.device.type == "cuda" and lse.numel():
-            exchange.spoil(lse, self.words.failed.data_ptr())
+            exchange.spoil((lse,), self.words.failed.data_ptr())
         return out, lse
 
     def backward(

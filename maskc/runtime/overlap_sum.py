@@ -61,7 +61,8 @@ class GradientSum:
     def add(self, made: Pair, out: Pair, failed: int) -> None:
         """Write dK and dV [B, own rows, Hk, D] on torch's current stream; NaN if the word at `failed` is set."""
         if self.device.type == "cuda":
-            exchange.sum_gradients(self.table, made, out, failed)
+            exchange.sum_gradients(self.table, made, out)
+            exchange.spoil(out, failed)
         else:
             self.add_on_host(made, out)
 

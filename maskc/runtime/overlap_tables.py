@@ -22,8 +22,8 @@ from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
-PIECE_SECONDS, MOST_PIECES = 8e-6, 256
-"""That a copy takes at least, so that what it costs to start one does not show; and about how many there are at most."""
+PIECE_SECONDS, MOST_PIECES = 30e-6, 256
+"""That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
 GRADIENT_BYTES = 2
 """Of an element that leaves (fp32) for each that came (16 bits)."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
