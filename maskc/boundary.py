@@ -23,7 +23,10 @@ class BoundaryVectors:
     Each vector is int32 [batch, heads, nk], contiguous, values in [0, nq], all on one device, or None where the mask
     has no such bound: an absent lte reads as nq, an absent uts as 0, an absent lts or ute means that the interval
     does not exist. batch and heads are 1 where the mask does not depend on them (they broadcast); heads is the number
-    of mask heads Hm, which divides the query heads. `diag` exists under context parallelism only.
+    of mask heads Hm, which divides the query heads.
+
+    Under context parallelism only: `diag`, and `elsewhere`, bool [batch, heads, nk], keys that rows of other ranks see.
+    What such a key holds is in the result anyway, so it need not be kept from the rows here that share its tile.
     """
 
     nq: int
@@ -37,6 +40,7 @@ class BoundaryVectors:
     ute: torch.Tensor | None = None
     diag: torch.Tensor | None = None
     blocks: BlockTable | None = None
+    elsewhere: torch.Tensor | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:

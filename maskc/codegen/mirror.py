@@ -17,13 +17,17 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class KvIndex:
-    """One mask of a batch: vectors by name (each of `cols` ints), and the block table's entries as [Q tile][KV tile]."""
+    """One mask of a batch: vectors by name (each of `cols` ints), and the block table's entries as [Q tile][KV tile].
+
+    elsewhere: keys that rows of other ranks see.
+    """
 
     spec: KernelSpec
     rows: int
     cols: int
     vectors: dict[str, Sequence[int]]
     keep: Sequence[Sequence[bool]] | None = None
+    elsewhere: Sequence[bool] | None = None
 
     def queue(self, q_block: int) -> list[tuple[int, int]]:
         """(KV block, tag) of every tile of a Q block that is not SKIP, right to left: what the loader consumes."""
@@ -79,6 +83,8 @@ class KvIndex:
         return [not all(self._is_seen(key) for key in keys) for keys in blocks]
 
     def _is_seen(self, key: int) -> bool:
+        if self.elsewhere is not None and self.elsewhere[key]:
+            return True
         causal = key if self.spec.form.causal else 0
         low = (self._at("lts", key, _BEYOND), self._at("lte", key, self.rows))
         high = (self._at("uts", key, 0), self._at("ute", key, 0))

@@ -94,6 +94,8 @@ class _ScheduleParams(ctypes.Structure):
         ("vectors", ctypes.c_void_p * 5),
         ("batch_stride", ctypes.c_int64 * 5),
         ("head_stride", ctypes.c_int64 * 5),
+        ("elsewhere", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("elsewhere_batch", "elsewhere_head")),
         *((name, ctypes.c_void_p) for name in ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")),
     ]
 
@@ -205,6 +207,10 @@ def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ..
         params.vectors[i] = vector.data_ptr()
         params.batch_stride[i] = vector.stride(0) if vector.shape[0] > 1 else 0
         params.head_stride[i] = vector.stride(1) if vector.shape[1] > 1 else 0
+    if v.elsewhere is not None:
+        params.elsewhere = v.elsewhere.data_ptr()
+        params.elsewhere_batch = v.elsewhere.stride(0) if v.elsewhere.shape[0] > 1 else 0
+        params.elsewhere_head = v.elsewhere.stride(1) if v.elsewhere.shape[1] > 1 else 0
     for name in _TABLES:
         setattr(params, name, base + offsets[name])
     arguments = Arguments((), params)

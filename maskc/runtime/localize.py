@@ -99,7 +99,7 @@ def localize(
     """
     if (rows.length, keys.length) != (v.nq, v.nk):
         raise error("M705", f"the mask has {v.nq} rows and {v.nk} keys, the plan {rows.length} and {keys.length}")
-    v = fold_causal(v, device)
+    seen, v = seen_keys(v, device), fold_causal(v, device)
     row_map = RowMap.of(rows, row_chunks)
     key_ranges = keys.ranges(tuple(key_chunks))
     nk = sum(stop - start for start, stop in key_ranges)
@@ -109,7 +109,32 @@ def localize(
 
     blocks = None if v.blocks is None else local_blocks(v.blocks, rows.ranges(tuple(row_chunks)), key_ranges)
     lts, lte, uts, ute, diag = map(local, v.tensors)
-    return BoundaryVectors(row_map.length, nk, v.batch, v.heads, False, lts, lte, uts, ute, diag, blocks)
+    elsewhere = None if seen is None else take(seen, key_ranges, -1)
+    return BoundaryVectors(row_map.length, nk, v.batch, v.heads, False, lts, lte, uts, ute, diag, blocks, elsewhere)
+
+
+@remembered
+def seen_keys(v: BoundaryVectors, device: torch.device | None = None) -> torch.Tensor | None:
+    """Bool [batch, heads, nk]: keys that some row sees. None where a block table says so as well.
+
+    The first row outside all masked ranges of a key: each range is left at most once. `device` as in `fold_causal`.
+    """
+    if v.blocks is not None:
+        return None
+    device = device or v.device
+    row = torch.zeros(v.batch, v.heads, v.nk, dtype=torch.int32, device=device)
+    key = torch.arange(v.nk, dtype=torch.int32, device=device)
+    for _ in range(v.causal + sum(t is not None for t in (v.lts, v.ute, v.diag))):
+        if v.causal:
+            row = torch.maximum(row, key)
+        if v.diag is not None:
+            row = torch.maximum(row, v.diag)
+        if v.lts is not None:
+            row = torch.where(row >= v.lts, row.new_tensor(v.nq) if v.lte is None else torch.maximum(row, v.lte), row)
+        if v.ute is not None:
+            inside = torch.maximum(row, v.ute)
+            row = inside if v.uts is None else torch.where(row >= v.uts, inside, row)
+    return row < v.nq
 
 
 @remembered

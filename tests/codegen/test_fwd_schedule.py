@@ -73,13 +73,17 @@ def random_mask(spec: KernelSpec, rng: random.Random, rows: int, cols: int, head
         keep = torch.tensor([rng.random() < 0.7 for _ in range(shape[1] * shape[2] * shape[3])]).view(shape)
         blocks = BlockTable(keep, 2 * spec.block_q, spec.block_kv)
     tensors = {name: torch.tensor(value, dtype=torch.int32)[None] for name, value in lines.items()}
-    return BoundaryVectors(rows, cols, 1, heads, spec.form.causal, blocks=blocks, **tensors)
+    elsewhere = None
+    if blocks is None and rng.random() < 0.5:
+        elsewhere = torch.tensor([rng.random() < 0.7 for _ in range(heads * cols)]).view(1, heads, cols)
+    return BoundaryVectors(rows, cols, 1, heads, spec.form.causal, blocks=blocks, elsewhere=elsewhere, **tensors)
 
 
 def index_of(spec: KernelSpec, v: BoundaryVectors, head: int) -> KvIndex:
     named = {n: getattr(v, n)[0, head].tolist() for n in spec.form.vectors}
     keep = None if v.blocks is None else v.blocks.keep[0, head].repeat_interleave(2, 0).tolist()
-    return KvIndex(spec, v.nq, v.nk, named, keep)
+    elsewhere = None if v.elsewhere is None else v.elsewhere[0, head].tolist()
+    return KvIndex(spec, v.nq, v.nk, named, keep, elsewhere)
 
 
 def as_runs(queue: list[tuple[int, int]]) -> list[tuple[int, int]]:

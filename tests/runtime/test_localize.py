@@ -89,6 +89,8 @@ def test_p3_p5_local_masks_are_the_rows_and_columns_of_the_mask(data: st.DataObj
         picked = whole[:, :, rows_of(rows, rows.chunks_of(rank))][:, :, :, rows_of(keys, chunks)]
         assert torch.equal(local.masked(), picked)
         assert not local.causal
+        if v.blocks is None:
+            assert torch.equal(local.elsewhere, (~whole).any(2)[:, :, rows_of(keys, chunks)])
         assert all(t.is_contiguous() and t.dtype == torch.int32 for t in local.tensors if t is not None)
         every = localize(v, rows, rows.chunks_of(rank), keys, range(keys.chunk_count))
         visible += int((~every.masked()).sum())
