@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import maskc
 from benchmarks.digest import digest
@@ -288,19 +289,20 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         rows += found
         if rank == 0:
             write(args.out, world, rows)
-            steps = "  ".join(f"{r['way']} {r['step_ms']:.2f}" if "step_ms" in r else f"{r['way']}: {r['why']}" for r in found)
-            e = next(
-                (
-                    f"E {r['e_forward']} / {r['e_backward']} same bits {r['same_bits']}, off {r['off_all_gather']:.1e}"
-                    for r in found
-                    if r["way"] == "gated" and "step_ms" in r
-                ),
-                "",
-            )
-            print(f"{cell}: {steps} ms  {e}  ({time.monotonic() - started:.1f} s)", flush=True)
+            print(f"{cell}: {line(found)}  ({time.monotonic() - started:.1f} s)", flush=True)
         if ON_GPUS:
             torch.cuda.empty_cache()
     os._exit(0)  # peers' memory is mapped here: nothing is closed in any order
+
+
+def line(found: list[dict[str, Any]]) -> str:
+    """Steps of all ways, and what the gated one hid."""
+    steps = "  ".join(f"{r['way']} {r['step_ms']:.2f}" if "step_ms" in r else f"{r['way']}: {r['why']}" for r in found)
+    ours = next((r for r in found if r["way"] == "gated" and "step_ms" in r), None)
+    if ours is None:
+        return steps + " ms"
+    e = " / ".join("none" if ours[f"e_{d}"] is None else f"{ours[f'e_{d}']:.3f}" for d in ("forward", "backward"))
+    return f"{steps} ms  E {e}  same bits {ours['same_bits']}, off {ours['off_all_gather']:.1e}"
 
 
 def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
