@@ -60,6 +60,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("overlap/gradients/kept keys", kept_keys),
         ("overlap/gradients/killed peer", partial(killed_peer, backward=True)),
         ("overlap/many chunks", partial(bits, "05_doc_full", 2, 128, 128, 1, 32_768)),
+        ("overlap/copy engines", engines),
         ("overlap/late peer", late_peer),
         ("overlap/killed peer", killed_peer),
         ("overlap/stopped by the host", stopped),
@@ -275,6 +276,37 @@ def kept_keys() -> str:
         pairing.links["gated"].release(rank.epoch)
         results.append(Calls(grads[0], grads[1], grads[2], pairing.pushed("gated")))
     return different_gradients(results[0], results[1], True)
+
+
+def engines() -> str:
+    """By a profile: what brings keys and takes gradients away is no kernel, but for the sum over parts of a head's queries."""
+    pairing = a_pairing()
+    given, rank = pairing.keys(1), pairing.ranks["gated"]
+    pairing.post("gated", rank.epoch + 1, given)
+    out, lse = pairing.forward("gated", given)
+    rank.finish()
+    dout = torch.ones_like(given.q)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for epoch in (rank.epoch + 1, rank.epoch + 2):
+            pairing.post("gated", epoch, given)
+        pairing.post_gradients("gated", rank.epoch + 2, 1, pairing.last["gated"])
+        pairing.forward("gated", given)
+        keys = given.own_k, given.own_v
+        rank.backward(pairing.local, given.q, *keys, out, lse, dout, pairing.dim**-0.5, "gated")
+        rank.finish()
+    names = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    if not names:
+        return "skip: this profiler shows no kernels"
+    copies = [n for n in names if n.startswith(("Memcpy", "Memset"))]
+    known = ("attn_fwd", "attn_bwd", "fill", "spoil", "sum_gradients", "reduce_kernel", "kv_bounds", "row_")
+    strange = sorted({n for n in names if n not in copies and not any(k in n for k in known)})
+    if strange:
+        return f"kernels beside attention: {strange}"
+    pieces = len(rank.plan.pieces(rank.groups))
+    brought, left = (sum(way in n for n in copies) for way in ("HtoD", "DtoH"))
+    return (
+        "" if brought >= 4 * pieces and left >= 2 * pieces else f"{pieces} pieces, {brought} copies in, {left} out: {copies[:9]}"
+    )
 
 
 def a_pairing(timeout: float = 5.0) -> Pairing:
