@@ -31,8 +31,8 @@ class Making:
 
     @classmethod
     def of(cls, tensors: tuple[Tensor, ...]) -> Making | None:
-        """Of GPU tensors that the current stream has just been given to make; None where there are none, or in a capture."""
-        if not tensors or torch.cuda.is_current_stream_capturing():
+        """Of GPU tensors that the current stream has just been given to make; None where there are none, and inside graphs."""
+        if not tensors or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None
         stream = torch.cuda.current_stream(tensors[0].device)
         event = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]

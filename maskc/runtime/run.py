@@ -246,6 +246,8 @@ def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
         return spec.vectors(nq, nk, device)
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_OUTSIDE)
+        outside = torch.compiler.disable(vectors_on)  # type: ignore[no-untyped-call]  # a graph cannot hold events
+        return cast(BoundaryVectors, outside(spec, nq, nk, device))
     return vectors_on(spec, nq, nk, device)
 
 

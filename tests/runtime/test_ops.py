@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import maskc
+from maskc.binding.streams import Making
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.runtime import cpu, ops
 from tests.runtime.dense import reference
@@ -110,6 +111,25 @@ def test_vectors_inside_a_graph_are_refused_by_name() -> None:
     compiled = torch.compile(lambda *x: maskc.run(spec, *x), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="M513"):
         compiled(*operands())
+
+
+def test_vectors_are_made_outside_where_a_graph_may_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    traced = []
+    plain = Making.of
+
+    def of(tensors: tuple[torch.Tensor, ...]) -> Making | None:
+        traced.append(torch.compiler.is_compiling())
+        return plain(tensors)
+
+    monkeypatch.setattr(Making, "of", of)
+    compiled = torch.compile(lambda spec, *x: maskc.run(spec, *x) + 0, backend="eager")
+    for lengths in ([30, 40], [70], [1, 69]):
+        spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=lengths))
+        x = operands()
+        torch.testing.assert_close(compiled(spec, *x), maskc.run(spec, *x))
+    assert traced
+    assert not any(traced)
 
 
 def test_calls_on_a_gpu_enter_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
