@@ -12,11 +12,13 @@ from maskc.codegen.spec import STATES, TAGS, Dtype, KernelSpec, MaskForm, OutDty
 @cache
 def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtype = "input") -> KernelSpec:
     """The variant that runs a mask of this form; docs/tuning.md holds the measurements behind the choices."""
+    headroom = 8 if dtype == "bf16" else 4  # what float16 has no bits for would be lost
     if head_dim == 256:  # what fits shared memory
-        return KernelSpec(head_dim, dtype, out_dtype, form, block_kv=64, q_slots=1)
+        return KernelSpec(head_dim, dtype, out_dtype, form, block_kv=64, q_slots=1, headroom_log2=headroom)
     if head_dim == 64 and not form.blocks:  # block tables come in blocks of 128 rows, which 192 does not divide
-        return KernelSpec(head_dim, dtype, out_dtype, form, block_q=192, warp_groups=3)
-    return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64 or form.closed is None)
+        return KernelSpec(head_dim, dtype, out_dtype, form, block_q=192, warp_groups=3, headroom_log2=headroom)
+    has_data = form.closed is None
+    return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64, chain=has_data, headroom_log2=headroom)
 
 
 def schedule_spec(form: MaskForm, head_dim: int) -> KernelSpec:

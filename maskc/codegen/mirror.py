@@ -41,11 +41,7 @@ class KvIndex:
         row1, col1 = min(row0 + spec.block_q, self.rows), min(col0 + spec.block_kv, self.cols)
         (lts0, lts1), (lte0, lte1), (uts0, uts1), (ute0, ute1), (diag0, diag1) = self.extremes[block]
         causal = col0 if spec.form.causal else 0
-        if spec.cluster > 1:  # what one CTA of a cluster sees all of them visit
-            last_row = min((q_block // spec.cluster + 1) * spec.cluster * spec.block_q, self.rows)
-            if causal >= last_row:
-                return SKIP
-        elif first_kept_row(row0, causal, (lts1, lte0), (uts1, ute0), diag0) >= row1:
+        if first_kept_row(row0, causal, (lts1, lte0), (uts1, ute0), diag0) >= row1:
             return SKIP
         if self.keep is not None and not self.keep[q_block][block]:
             return SKIP

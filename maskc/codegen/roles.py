@@ -33,7 +33,7 @@ class Barrier:
     guards: str
 
 
-LOADER, GENERATOR, CONSUMER = "KV Loader", "KV Index Generator", "MMA Consumer"
+LOADER, GENERATOR, STORER, CONSUMER = "KV Loader", "KV Index Generator", "O Storer", "MMA Consumer"
 
 
 def forward_roles(spec: KernelSpec) -> tuple[Role, ...]:
@@ -42,41 +42,31 @@ def forward_roles(spec: KernelSpec) -> tuple[Role, ...]:
     return (
         Role("0", LOADER, "one lane issues every TMA load, only for queued KV blocks" + waits),
         Role("1", GENERATOR, "takes the next work item, queues its UNMASKED and PARTIAL KV blocks right to left"),
-        Role("2-3", "idle", "only give up their registers"),
+        *(
+            (Role("2", STORER, "one lane stores O tiles by TMA"), Role("3", "idle", "only gives up its registers"))
+            if spec.out_dtype == "input"
+            else (Role("2-3", "idle", "only give up their registers"),)
+        ),
         Role(f"{first}-{last}", CONSUMER, "own 16 query rows each, from S = Q K^T to O and lse"),
     )
 
 
 def forward_barriers(spec: KernelSpec) -> tuple[Barrier, ...]:
     """The mbarriers of the forward kernel, in the order in which they lie in shared memory."""
-    warps, groups = spec.consumer_warps, spec.warp_groups
+    warps, stores = spec.consumer_warps, spec.out_dtype == "input"
     release = "each consumer warp"
-    readers, everywhere = warps * spec.cluster, " (of all CTAs)" if spec.cluster > 1 else ""
-    taken = f"{GENERATOR} of the second CTA"
+    also = f", {STORER}" if stores else ""
+    readers = warps + 1 + stores  # of a queue slot
     rows = (
-        ("queue_full", spec.queue_slots, 1, GENERATOR, f"{LOADER}, {CONSUMER}", "a queue slot: header and runs"),
-        ("queue_empty", spec.queue_slots, warps + 1, f"{release}, {LOADER}", GENERATOR, "the queue slot may be rewritten"),
+        ("queue_full", spec.queue_slots, 1, GENERATOR, f"{LOADER}, {CONSUMER}{also}", "a queue slot: header and runs"),
+        ("queue_empty", spec.queue_slots, readers, f"{release}, {LOADER}{also}", GENERATOR, "the slot may be rewritten"),
         ("q_full", spec.q_slots, 1, f"{LOADER} + bytes", CONSUMER, "a Q tile"),
-        ("q_empty", spec.q_slots, groups, "each group once its O left the slot", LOADER, "the Q slot may be overwritten"),
+        *((("o_ready", spec.q_slots, warps, release, STORER, "an O tile in the Q slot"),) if stores else ()),
+        ("q_empty", spec.q_slots, 1 if stores else warps, STORER if stores else release, LOADER, "the Q slot may be overwritten"),
         ("k_full", spec.k_slots, 1, f"{LOADER} + bytes", CONSUMER, "a K tile and, where the tag asks, its pack"),
-        (
-            "k_empty",
-            spec.k_slots,
-            readers,
-            f"{release}{everywhere} after S and the mask",
-            LOADER,
-            "the K slot may be overwritten",
-        ),
+        ("k_empty", spec.k_slots, warps, f"{release} after S and the mask", LOADER, "the K slot may be overwritten"),
         ("v_full", spec.v_slots, 1, f"{LOADER} + bytes", CONSUMER, "a V tile"),
-        ("v_empty", spec.v_slots, readers, f"{release}{everywhere} after its P V", LOADER, "the V slot may be overwritten"),
-        *(
-            (
-                ("item_full", 1, 1, f"{GENERATOR} + bytes", taken, "the next work item"),
-                ("item_empty", 1, 1, taken, f"{GENERATOR} of the first CTA", "the word of the item may be rewritten"),
-            )
-            if spec.hands_on
-            else ()
-        ),
+        ("v_empty", spec.v_slots, warps, f"{release} after its P V", LOADER, "the V slot may be overwritten"),
     )
     out, index = [], 0
     for name, slots, arrivals, arrives, waits, guards in rows:

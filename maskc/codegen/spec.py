@@ -128,11 +128,11 @@ class KernelSpec:
     scheduler: static = item i goes to CTA i mod grid; dynamic = next free CTA; lpt = dynamic, longest rows first inside
     a group of heads; giants = lpt, with the longest rows of all heads before everything else.
     queue: who classifies KV blocks, the generator warp or the schedule kernel (whose overflowing rows the generator
-    takes back). rescale_log2: O is rescaled only when a row maximum grew by more than this many powers of two (0: any).
+    takes back). headroom_log2: a row's reference starts this many powers of two above its maximum, and O is rescaled when
+    scores outgrow it.
     zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
     trace: events that each role of a CTA records, 0 for none. gated: the loader waits for the chunk that keys lie in, and
-    work items come in the order of a table. cluster: CTAs that take neighbouring Q blocks of a head, visit the same KV
-    blocks, and load each a part of them for all.
+    work items come in the order of a table. chain: the first tile of a work item runs beside the last P V of the one before.
     """
 
     head_dim: int
@@ -147,12 +147,11 @@ class KernelSpec:
     v_slots: int = 2
     queue_slots: int = 2
     queue_runs: int = 60
-    scheduler: Scheduler = "lpt"
+    scheduler: Scheduler = "giants"
     queue: QueueSource = "generator"
     ping_pong: bool = True
-    q_in_registers: bool = False
-    cluster: int = 1
-    rescale_log2: int = 8
+    chain: bool = False
+    headroom_log2: int = 8
     zero_unseen: bool = True
     record_queue: bool = False
     trace: int = 0
@@ -165,12 +164,8 @@ class KernelSpec:
             (1 <= self.warp_groups <= 3, "1 to 3 warp groups"),
             (self.block_kv % 16 == 0 and 16 <= self.block_kv <= 256, "block_kv is a multiple of 16 up to 256"),
             (33 <= self.queue_runs < 256, "a queue slot holds the runs of one step of the generator"),
+            (self.q_slots > 1 or not self.chain, "chained items have a Q slot each"),
             (self.form.closed is None or self.queue == "generator", "a closed form has no schedule"),
-            (
-                self.cluster == 1 or (self.cluster == 2 and self.form.closed is not None and not self.gated),
-                "two CTAs share K and V where the mask has no data and nothing is waited for",
-            ),
-            (self.block_kv % (8 * self.cluster) == 0, "each CTA loads whole swizzle patterns of a tile"),
             (self._registers_fit, "producer and consumer registers fit what the CTA has at entry"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
         )
@@ -221,11 +216,16 @@ class KernelSpec:
 
     @property
     def producer_registers(self) -> int:
-        return {1: 56, 2: 24 if self.cluster == 1 else 40, 3: 32}[self.warp_groups]
+        return {1: 56, 2: 40 if self._busy_producers else 24, 3: 32}[self.warp_groups]
 
     @property
     def consumer_registers(self) -> int:
-        return {1: 256, 2: 240 if self.cluster == 1 else 232, 3: 160}[self.warp_groups]
+        return {1: 256, 2: 232 if self._busy_producers else 240, 3: 160}[self.warp_groups]
+
+    @property
+    def _busy_producers(self) -> bool:
+        """Whether producers spill with the fewest registers; at head dim 256 the consumers have none to give."""
+        return (self.gated or self.queue == "schedule") and self.head_dim < 256
 
     @property
     def _registers_fit(self) -> bool:
@@ -235,8 +235,8 @@ class KernelSpec:
 
     @property
     def qk(self) -> WgmmaShape:
-        """S = Q K^T: K K-major in shared memory, and Q too, or in registers."""
-        return WgmmaShape(self.block_kv, a_in_registers=self.q_in_registers)
+        """S = Q K^T: Q and K K-major in shared memory."""
+        return WgmmaShape(self.block_kv)
 
     @property
     def pv(self) -> WgmmaShape:
@@ -258,11 +258,6 @@ class KernelSpec:
         return GATE_SLOTS
 
     @property
-    def hands_on(self) -> bool:
-        """Whether one CTA of a cluster takes work items for all."""
-        return self.cluster > 1 and self.scheduler != "static"
-
-    @property
     def bitmap_bytes(self) -> int:
         return -(-self.block_kv // 128) * 16
 
@@ -270,6 +265,12 @@ class KernelSpec:
     def pack_bytes(self) -> int:
         """Bytes of one KV block's pack: block_kv int32 of each vector, then a bit per key, rounded to 16 bytes."""
         return len(self.form.vectors) * self.block_kv * 4 + self.bitmap_bytes
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers: full and empty of each slot, and one for O in a Q slot."""
+        rings = self.q_slots + self.k_slots + self.v_slots + self.queue_slots
+        return 2 * rings + (self.q_slots if self.out_dtype == "input" else 0)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -281,8 +282,7 @@ class KernelSpec:
             ("v", self.block_kv * row, self.v_slots, 1024),
             ("pack", self.pack_bytes if self.packed else 0, self.k_slots, 128),
             ("queue", 32 + 8 * self.queue_runs, self.queue_slots, 16),
-            ("barriers", 8, 2 * (self.q_slots + self.k_slots + self.v_slots + self.queue_slots + self.hands_on), 8),
-            *([("item", 8, 1, 8)] if self.hands_on else []),
+            ("barriers", 8, self.barriers, 8),
         ]
         return lay_out([*parts, ("gate", 16 + self.gate_slots // 8, 1, 16)] if self.gated else parts)
 

@@ -307,24 +307,16 @@ def forward_with(
     params.scale, params.scale_log2 = scale, scale * math.log2(math.e)
     params.heads, params.kv_ratio, params.mask_ratio = heads, heads // kv_heads, heads // v.heads
     params.masked_batches = v.batch > 1
-    params.items = batch * heads * -(-q_blocks // spec.cluster)
+    params.items = batch * heads * q_blocks
     params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads)
     maps = (
         _tile_map(q, spec.block_q),
-        _tile_map(k, spec.block_kv // spec.cluster),
-        _tile_map(val, spec.block_kv // spec.cluster),
-        _tile_map(out, 64) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
+        _tile_map(k, spec.block_kv),
+        _tile_map(val, spec.block_kv),
+        _tile_map(out, spec.block_q) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
     )
-    clusters = min(max(1, (multiprocessors(q.device) - leave) // spec.cluster), params.items)
-    launch(
-        _forward_kernel(spec),
-        (clusters * spec.cluster, 1, 1),
-        spec.threads,
-        Arguments(maps, params),
-        device=q.device,
-        shared=spec.shared_bytes,
-        cluster=(spec.cluster, 1, 1) if spec.cluster > 1 else None,
-    )
+    grid = min(max(1, multiprocessors(q.device) - leave), params.items)
+    launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)
     return out, lse
 
 

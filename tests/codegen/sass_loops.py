@@ -15,6 +15,12 @@ class Loop:
     start: int
     end: int
     body: tuple[str, ...]  # instruction texts
+    skips: tuple[tuple[int, int], ...] = ()  # branches forward inside the body: (branch, target)
+
+    def usual(self, rare: int = 40) -> tuple[str, ...]:
+        """The body without blocks of more than `rare` instructions that a branch skips."""
+        gone = {i for start, end in self.skips if end - start > rare for i in range(start + 1, end)}
+        return tuple(text for i, text in enumerate(self.body) if i not in gone)
 
     def count(self, *opcodes: str) -> int:
         return sum(opcode(i) in opcodes for i in self.body)
@@ -34,13 +40,17 @@ def loops(sass: str) -> list[Loop]:
             labels[label[1]] = len(instructions)
         elif found := _LINE.match(line):
             instructions.append((int(found[1], 16), found[2]))
-    out = []
+    branches = []
     for at, (_, text) in enumerate(instructions):
         target = re.search(r"BRA.*?`\((\.L_x_\d+)\)", text)
-        if target and target[1] in labels and labels[target[1]] <= at:
-            start = labels[target[1]]
+        if target and target[1] in labels:
+            branches.append((at, labels[target[1]]))
+    out = []
+    for at, start in branches:
+        if start <= at:
             body = tuple(t for _, t in instructions[start : at + 1])
-            out.append(Loop(start, at, body))
+            skips = tuple((b - start, t - start) for b, t in branches if start <= b < t <= at)
+            out.append(Loop(start, at, body, skips))
     return sorted(out, key=lambda loop: len(loop.body))
 
 

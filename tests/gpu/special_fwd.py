@@ -19,7 +19,7 @@ import maskc
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.mirror import KvIndex
-from maskc.codegen.spec import KernelSpec, MaskForm
+from maskc.codegen.spec import KernelSpec
 from maskc.runtime import hopper, trace
 from tests.gpu.check import masked_rows
 from tests.gpu.inputs import FORMS, SUITE, random_vectors, suite_mask
@@ -34,9 +34,9 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         *((f"queue/{name}/{source}", partial(_suite_queue, name, source)) for name in suite for source in SOURCES),
         *((f"queue/{form}/{source}", partial(_form_queue, form, source)) for form in FORMS for source in SOURCES),
         *((f"queue/order/{s}", partial(_scheduler, s)) for s in ("static", "dynamic", "lpt", "giants")),
-        *((f"variant/{name}/{form}", partial(_variant, name, form)) for name in VARIANTS for form in ("full", "causal")),
         *((f"shape/{nq}x{nk}x{hq}:{hk}x{b}", partial(_shape, b, nq, nk, hq, hk)) for b, nq, nk, hq, hk in SHAPES),
         *((f"edge/{name}", partial(_edge, name)) for name in EDGES),
+        *((f"softmax/{name}", partial(_softmax, name)) for name in SCORES),
         ("memory/guards", _guards),
         ("memory/compute-sanitizer", _sanitizer),
         ("nan/unseen keys", _unseen_nan),
@@ -69,9 +69,18 @@ def _operands(b: int, nq: int, nk: int, hq: int, hk: int, d: int = 128, seed: in
     return make(nq, hq), make(nk, hk), make(nk, hk)
 
 
-def verify(v: BoundaryVectors, qkv: Tensors, out: torch.Tensor, lse: torch.Tensor, samples: int = 3, rows: int = 512) -> str:
+def verify(
+    v: BoundaryVectors,
+    qkv: Tensors,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    samples: int = 3,
+    rows: int = 512,
+    scale: float | None = None,
+) -> str:
     """ "" or what is wrong, on a few (batch item, head, row range) of the answer, by the rule of `tests.gpu.check`."""
     q, k, val = qkv
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     rng = random.Random(7)
     for i in range(samples):
         b, h = (
@@ -89,7 +98,7 @@ def verify(v: BoundaryVectors, qkv: Tensors, out: torch.Tensor, lse: torch.Tenso
         answers = []
         for dtype in (torch.float64, q.dtype):
             kk, vv = k[b, :, g].to(dtype).masked_fill(clean, 0), val[b, :, g].to(dtype).masked_fill(clean, 0)
-            s = (q[b, r0:r1, h].to(dtype) @ (kk * q.shape[3] ** -0.5).T).masked_fill(hidden, -math.inf)
+            s = (q[b, r0:r1, h].to(dtype) @ (kk * scale).T).masked_fill(hidden, -math.inf)
             p = torch.softmax(s, 1).masked_fill(hidden.all(1)[:, None], 0)
             answers.append(((p @ vv).double(), torch.logsumexp(s.double(), 1)))
         (exact, exact_lse), (naive, _) = answers
@@ -205,45 +214,6 @@ def _scheduler(scheduler: str) -> str:
     return verify(v, qkv, out, lse)
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "clusters": {"cluster": 2},
-    "clusters, static": {"cluster": 2, "scheduler": "static"},
-    "clusters, wide tiles": {"cluster": 2, "block_kv": 176, "q_slots": 1},
-    "q in registers": {"q_in_registers": True},
-    "clusters, q in registers": {"cluster": 2, "q_in_registers": True, "ping_pong": True},
-}
-
-
-@cache
-def _warm_variants() -> None:
-    specs = [_variant_spec(name, form) for name in VARIANTS for form in ("full", "causal")]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(hopper._forward_cubin, specs))
-
-
-def _variant_spec(name: str, form: str) -> KernelSpec:
-    return replace(forward_spec(MaskForm(causal=form == "causal"), 128, "bf16"), record_queue=True, **VARIANTS[name])
-
-
-def _variant(name: str, form: str) -> str:
-    """Variants of the forms without data: what their loaders consumed and the answer, two runs each; odd numbers of Q blocks."""
-    _warm_variants()
-    for b, nq, nk, hq, hk in ((1, 300, 300, 4, 2), (2, 1100, 1300, 6, 2), (3, 640, 130, 28, 28), (1, 1, 203, 1, 1)):
-        v = BoundaryVectors(nq, nk, 1, 1, form == "causal")
-        qkv = _operands(b, nq, nk, hq, hk)
-        spec = _variant_spec(name, form)
-        index = kv_index(spec, v, 0, 0)
-        for _ in range(2):
-            record, out, lse = _recorded(v, spec, qkv)
-            for i, line in enumerate(record[-1, -1].tolist()):
-                got = [(x >> 8, x & 255) for x in line[1 : 1 + line[0]]]
-                if got != index.queue(i):
-                    return f"{nq}x{nk}, Q block {i}: {got[:8]} instead of {index.queue(i)[:8]}"
-            if problem := verify(v, qkv, out, lse):
-                return f"{nq}x{nk}: {problem}"
-    return ""
-
-
 # ---------------------------------------------------------------- shapes and edges
 
 
@@ -321,6 +291,37 @@ class _Guarded:
 
     def touched(self) -> bool:
         return any((w[: self.border] != 0x5A).any() or (w[-self.border :] != 0x5A).any() for w in self.made)
+
+
+RAMP = torch.linspace(-400, 400, 1000)
+SCORES: dict[str, torch.Tensor] = {  # a score a key, about; KV blocks are visited from the last to the first
+    "rising": RAMP.flip(0),
+    "falling": RAMP,
+    "far below zero": torch.full((1000,), -390.0),
+    "far above zero": torch.full((1000,), 390.0),
+    "all zero": torch.zeros(1000),
+    "one great key": torch.zeros(1000).index_fill(0, torch.tensor([77]), 300.0),
+    "small steps": torch.linspace(0, 30, 1000).flip(0),
+}
+
+
+def _softmax(name: str) -> str:
+    """Scores that a running maximum must follow, or start from, tile by tile; first tiles that hide rows from all keys."""
+    scale = 2.0**-4
+    for head_dim, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (128, torch.float16), (256, torch.bfloat16)):
+        q = torch.randn(1, 1000, 2, head_dim, device="cuda") * 2**-7
+        k = torch.randn(1, 1000, 2, head_dim, device="cuda") * 2**-7
+        q[..., 0], k[..., 0] = 8.0, (SCORES[name].to("cuda") / (8 * scale))[None, :, None]
+        val = torch.randn(1, 1000, 2, head_dim, device="cuda")
+        qkv = q.to(dtype), k.to(dtype), val.to(dtype)
+        for v in (
+            BoundaryVectors(1000, 1000, 1, 1, False),
+            BoundaryVectors(1000, 1000, 1, 1, True),
+            _columns(1000, ute=KEY[:1000] // 2),
+        ):
+            if problem := verify(v, qkv, *hopper.forward(v, *qkv, scale), scale=scale):
+                return f"head dim {head_dim} {dtype} {hopper.mask_form(v)}: {problem}"
+    return ""
 
 
 def _inside_nan(shape: tuple[int, ...]) -> torch.Tensor:

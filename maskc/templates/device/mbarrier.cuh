@@ -12,36 +12,6 @@ DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cl
 
 DEVICE void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 
-// The same barrier of CTA `cta` of the cluster.
-DEVICE void mbarrier_arrive_in(u32 bar, u32 cta) {
-  asm volatile(
-      "{\n"
-      ".reg .u32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-      "}\n" ::"r"(bar),
-      "r"(cta)
-      : "memory");
-}
-
-// Writes a word into CTA `cta` of the cluster, and counts its 4 bytes on a barrier there.
-DEVICE void store_in(u32 address, u32 word, u32 bar, u32 cta) {
-  asm volatile(
-      "{\n"
-      ".reg .u32 there, bar;\n"
-      "mapa.shared::cluster.u32 there, %0, %3;\n"
-      "mapa.shared::cluster.u32 bar, %2, %3;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %1, [bar];\n"
-      "}\n" ::"r"(address),
-      "r"(word), "r"(bar), "r"(cta)
-      : "memory");
-}
-
-// All threads of all CTAs of the cluster that have not ended.
-DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // One arrival that also announces `bytes` of bulk copies.
 DEVICE void mbarrier_arrive_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

@@ -24,15 +24,6 @@ DEVICE void tma_load_hint(u32 dst, const TensorMap* map, u32 bar, int c0, int c1
       : "memory");
 }
 
-// To the same place, and counted on the same barrier, of every CTA of the cluster in `ctas`.
-DEVICE void tma_load_multicast(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 ctas, u64 hint) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], "
-      "[%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(dst),
-      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(ctas), "l"(hint)
-      : "memory");
-}
-
 DEVICE void tma_store(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(src), "r"(c0),
                "r"(c1), "r"(c2), "r"(c3)
