@@ -108,14 +108,15 @@ class Link:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around what one call enqueues. A refused wait, on a CPU, breaks the link."""
+        """Around what one call enqueues. The link breaks when that ends in the middle: others wait for the rest of it."""
         with self._entering:
+            before = self.epochs.epoch
             try:
                 yield
-            except MaskcError as e:
-                if e.code == "M721":
+            except BaseException as e:
+                self.told = self.told or (isinstance(e, MaskcError) and e.code == "M721")
+                if self.told or self.epochs.epoch != before:
                     self._stop()
-                    self.told = True
                 raise
             finally:
                 if self.device.type == "cuda":

@@ -314,6 +314,48 @@ def test_ranks_that_gave_up_on_each_other_run_again() -> None:
     assert [r and r[:2] for r in outcomes(too_late)] == [(None, "")] * 2
 
 
+def breaks_off(rank: int, group: Any) -> None:
+    """An error of rank 1 between its first and its last word of a call ends the link for both."""
+    from maskc.runtime.overlap import Overlapped
+
+    call(rank, group, [17, 23], strategy="gated")
+    attend = Overlapped.attend
+    if rank == 1:
+        Overlapped.attend = lambda *a, **k: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        with pytest.raises(ZeroDivisionError):
+            call(rank, group, [17, 23], strategy="gated")
+        Overlapped.attend = attend  # type: ignore[method-assign]
+        with pytest.raises(MaskcError, match="M721"):
+            call(rank, group, [17, 23], strategy="gated")
+    else:
+        call(rank, group, [17, 23], strategy="gated")
+        time.sleep(1.0)
+        with pytest.raises(MaskcError, match="M721"):
+            call(rank, group, [17, 23], strategy="gated")
+    call(rank, group, [17, 23], strategy="gated").sum().backward()
+
+
+def test_a_call_that_breaks_off_breaks_the_link() -> None:
+    assert [r and r[:2] for r in outcomes(breaks_off)] == [(None, "")] * 2
+
+
+def refuses_before_the_first_word(rank: int, group: Any) -> None:
+    """What is refused before anything is said leaves the link as it is."""
+    from maskc.runtime import gated
+
+    call(rank, group, [17, 23], strategy="gated")
+    rank_of = gated.rank_of
+    gated.rank_of = lambda *a: 1 / 0  # type: ignore[assignment,return-value]
+    with pytest.raises(ZeroDivisionError):
+        call(rank, group, [17, 23], strategy="gated")
+    gated.rank_of = rank_of
+    call(rank, group, [17, 23], strategy="gated").sum().backward()
+
+
+def test_what_is_refused_before_the_first_word_breaks_nothing() -> None:
+    assert [r and r[:2] for r in outcomes(refuses_before_the_first_word)] == [(None, "")] * 2
+
+
 def no_memory_between(rank: int, group: Any) -> None:
     """One rank does not see the memory of the other: "auto" would go without, a strategy by name is refused."""
     from maskc.runtime import link
