@@ -8,7 +8,8 @@ issuing it. `tables` is the preparation kernel and the schedule of the attention
 the data back) as well, `checked` binding with its one read. FlexAttention's is its compiled `create_block_mask` with the
 same mask, for a few masks only: it looks at every cell, so its time hardly depends on the mask, and compiling takes long.
 
-One process times maskc, then one process each of FlexAttention's masks; all of them compile at the same time.
+One process times maskc alone on the machine; then one process for each of FlexAttention's masks compiles, all at the same
+time, and they are timed one after another.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ def main() -> int:
         return _worker(args)
     began = time.monotonic()
     seqlens = ["--seqlens", *map(str, args.seqlens)]
-    workers = [_start("maskc", [*seqlens, "--masks", *args.masks])] if args.masks else []
-    workers += [_start("flex", [*seqlens, "--masks", name]) for name in args.flex]
     info: dict[str, Any] = {"head_dim": HEAD_DIM, "repeats": REPEATS}
     rows: list[dict[str, Any]] = []
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for worker in workers:  # the first is soon ready; each is let go when the one before has ended
-        for reply in _replies(worker, began + args.timeout):
-            info |= reply.pop("info")
-            rows.append(reply)
-            args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
-        worker.kill()
-        worker.wait()
-        print(f"{len(rows)} rows after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    for peer, together in (("maskc", [args.masks] if args.masks else []), ("flex", [[name] for name in args.flex])):
+        workers = [_start(peer, [*seqlens, "--masks", *masks]) for masks in together]
+        for worker in workers:  # they compile side by side; each is let go when the one before has ended
+            for reply in _replies(worker, began + args.timeout):
+                info |= reply.pop("info")
+                rows.append(reply)
+                args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
+            worker.kill()
+            worker.wait()
+        print(f"{peer}: {len(rows)} rows after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(table(rows))
     wanted = len(args.seqlens) * (len(args.masks) + len(args.flex))
     if len(rows) < wanted:
