@@ -78,7 +78,8 @@ def run(
             Hopper bf16 or fp16), any strides. Query head h reads kv head h // (Hq // Hk).
         group: a process group; with several ranks q, k, v are this rank's rows, in the order of `plan` (without one the
             contiguous equal split, the last rank short).
-        strategy: how keys travel between ranks: "auto", "all-gather", "staged" or "ring".
+        strategy: how keys travel between ranks: "auto", "all-gather", "staged", "ring", or out of the memory of others
+            ("gated", "copy-then-attend", "sm-copy").
         scale: factor on the scores, 1 / sqrt(D) by default.
         deterministic: gradients that are bitwise the same in every run.
         backend: "auto" follows the tensors: "cpu"; for CUDA tensors "hopper", or "flex" (torch's FlexAttention) where

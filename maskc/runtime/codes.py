@@ -63,8 +63,8 @@ The mask was bound without sizes and no input has one per row or key. Give `nq=`
 `positions(per="doc")`, `shift_labels`, `roll(per="doc")` and order "zigzag-document" go by the one segments input of the
 mask that is not within another. With several, or none, name it: `maskc.plan(..., documents="doc")`.""",
     "M713": """Unknown name of an order, strategy or axis.
-Orders: contiguous, zigzag, zigzag-document, balanced. Strategies: all-gather, staged, ring, auto. Axes: rows, keys.
-Directions: forward, backward. Positions count per doc or per sequence.""",
+Orders: contiguous, zigzag, zigzag-document, balanced. Strategies: all-gather, staged, ring, gated, copy-then-attend,
+sm-copy, auto. Axes: rows, keys. Directions: forward, backward. Positions count per doc or per sequence.""",
     "M714": """The plan has too many chunks.
 Workloads and transfers are kept per pair of chunks, so their number is limited. Choose a larger `chunk`.""",
     "M715": """A plan lacks something it was asked for.
