@@ -179,7 +179,7 @@ def _reaching(call: Call, asked: str, q: Tensor, k: Tensor, v: Tensor) -> Call:
     if name in DIRECT:
         from maskc.runtime import gated
 
-        way = gated.direct(call.peer, call.plan, call.part, name, k, v)
+        way = gated.direct(call.peer, call.plan, name, k, v)
         if isinstance(way, str):
             if asked != "auto":
                 raise error("M723", way, None, 'strategy="auto" goes without')

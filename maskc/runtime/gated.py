@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
-from maskc.runtime.link import Link, Room, link_of
+from maskc.runtime.link import Link, link_of
 from maskc.runtime.localize import localized
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap import Executor, Overlapped
@@ -40,7 +40,7 @@ class Direct:
     executor: Executor
 
 
-def direct(peer: Peer, plan: AttentionPlan, part: int, executor: str, k: Tensor, v: Tensor) -> Direct | str:
+def direct(peer: Peer, plan: AttentionPlan, executor: str, k: Tensor, v: Tensor) -> Direct | str:
     """The way of a call, with room for it, or why there is none. All ranks enter the first time, with equal plans.
 
     Raises MaskcError M721 once where the last one broke.
@@ -48,7 +48,7 @@ def direct(peer: Peer, plan: AttentionPlan, part: int, executor: str, k: Tensor,
     link = link_of(peer, k.device)
     if isinstance(link, str):
         return link
-    link.reserve(_room(plan, part, key_shape(k, v)))
+    link.reserve(room_of(plan.keys, key_shape(k, v)))
     return Direct(link, next(known for known in get_args(Executor) if known == executor))
 
 
@@ -73,11 +73,6 @@ def backward(
 def orders(plan: AttentionPlan, part: int) -> tuple[OverlapPlan, ...]:
     """The visit order of every rank."""
     return tuple(overlap_plan(plan, r, part) for r in range(plan.world))
-
-
-@remembered
-def _room(plan: AttentionPlan, part: int, shape: KeyShape) -> Room:
-    return room_of(orders(plan, part), plan.keys, shape)
 
 
 def key_shape(k: Tensor, v: Tensor) -> KeyShape:

@@ -96,13 +96,12 @@ def gradient_dtype(shape: KeyShape) -> torch.dtype:
     return torch.float64 if shape.dtype == torch.float64 else torch.float32
 
 
-def room_of(plans: Sequence[OverlapPlan], keys: Layout, shape: KeyShape) -> Room:
-    """What calls with these plans, of all ranks, need on every rank; the same on all of them."""
+def room_of(keys: Layout, shape: KeyShape) -> Room:
+    """What calls over this layout need on every rank, whatever the mask: any reader may need all that a rank holds."""
     acc = gradient_dtype(shape)
-    held = max(keys.local_length(p.rank) for p in plans)
-    lent = max((sum(map(keys.size_of, chunks)) for p in plans for _, chunks in p.lends), default=0)
+    held = max(keys.local_length(r) for r in range(keys.world))
     half = sum(_bytes(held, shape, d, shape.dtype) for d in (shape.dim_k, shape.dim_v))
-    region = sum(_bytes(lent, shape, d, acc) for d in (shape.dim_k, shape.dim_v))
+    region = sum(_bytes(held, shape, d, acc) for d in (shape.dim_k, shape.dim_v))
     return Room(aligned(half), aligned(region))
 
 

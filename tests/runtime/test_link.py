@@ -35,7 +35,7 @@ def plans(draw: st.DrawFn) -> tuple[Layout, list[OverlapPlan], KeyShape]:
 
 def transports(keys: Layout, made: list[OverlapPlan], shape: KeyShape) -> list[Symmetric]:
     """All ranks over the same memory."""
-    room = room_of(made, keys, shape)
+    room = room_of(keys, shape)
     memory = tuple(torch.zeros(room.total(keys.world), dtype=torch.uint8) for _ in range(keys.world))
     link: Any = SimpleNamespace(room=room, memory=memory)
     return [Symmetric(link, p, keys, shape) for p in made]
