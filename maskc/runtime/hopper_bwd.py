@@ -1,5 +1,7 @@
-"""The Hopper backward: launches on torch's current stream (row constants, for some calls the order of key tiles, the main
-kernel, dQ out of its accumulators). Each kernel may start while the one before it ends.
+"""The Hopper backward: its launches on torch's current stream.
+
+Row constants, for some calls the order of key tiles, the main kernel, dQ out of its accumulators. Each kernel may start
+while the one before it ends.
 
 Nothing here synchronises with the host, and all memory comes from torch, so a call may be captured into a CUDA graph
 once the kernel has run on that device. Formulas (P = exp(scale Q K^T - lse)): dV = P^T dO, dS = P * (dO V^T -
@@ -93,8 +95,7 @@ def backward_with(
     by_batch, by_head, by_row = (dk.stride(d) for d in ((1, 2, 3) if parts else (-4, -2, -3)))
     space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
-    zeroes = dealing.zero_ahead and spec.zeroes_ahead
-    ahead = shape.ahead(dealing, multiprocessors(q.device)) if zeroes else shape.units
+    ahead = shape.ahead(dealing, multiprocessors(q.device)) if spec.zeroes_ahead else shape.units
     pre = _Pre(
         out=out.data_ptr(),
         dout=dout.data_ptr(),
@@ -159,14 +160,10 @@ def backward_with(
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """The order of work items: tiles of `heads` units (head, split) in turn, as they lie or by falling work.
-
-    zero_ahead: the main kernel zeroes the accumulators of all but the first units itself.
-    """
+    """The order of work items: tiles of `heads` units (head, split) in turn, as they lie or by falling work."""
 
     heads: int = 1
     falling: bool = False
-    zero_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

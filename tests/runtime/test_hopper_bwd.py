@@ -102,6 +102,7 @@ def test_what_is_launched(launches: Launches) -> None:
     assert (main.splits, main.heads, main.grads_f32, main.mask_batch, main.mask_heads) == (2, 1, 1, 1, 4)
     assert main.order != 0
     assert launches[0][2].lts == lts.data_ptr()
+    assert launches[0][2].ahead == main.ahead == 8, "few units: attn_bwd_pre zeroes the accumulators of all"
 
 
 def test_nothing_to_order(launches: Launches) -> None:
