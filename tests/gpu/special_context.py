@@ -35,6 +35,7 @@ MASKS = (
     "28_duo_heads",
     "94_packed_blockwise_causal",
 )
+STRATEGIES = ("all-gather", "staged", "ring")
 HEAD_DIM = 64
 LIMIT = 1.5
 """Largest error against fp64 of the ranks together, in units of the same error of one call."""
@@ -45,10 +46,32 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     cases: list[tuple[str, Callable[[], str]]] = []
     for i, name in enumerate(MASKS):
         for j, world in enumerate((2, 4, 8)):
-            strategy = ("all-gather", "staged", "ring")[(i + j) % 3]
+            strategy = STRATEGIES[(i + j) % 3]
             n = (1024, 937)[(i + j) % 2]
             cases.append((f"context/{name}/{world}/{strategy}/{n}", partial(check, name, world, strategy, n)))
+    cases += [(f"context/nan that nobody sees/{s}", partial(unseen, s)) for s in STRATEGIES]
     return cases
+
+
+def unseen(strategy: str, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> str:
+    """Keys that no row of any rank sees may hold NaN; keys that only other ranks' rows see lie in the same tiles."""
+    n = 800
+    spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=[300, 333, 77]), nq=n, nk=n)
+    if device == "cuda":
+        compile_all(spec, n)
+    g = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, n, h, HEAD_DIM, generator=g).to(dtype).to(device) for h in (4, 2, 2, 4)]
+    found = []
+    for tail in (0.0, torch.nan):
+        for t in whole[:3]:
+            t[:, 710:] = tail
+        found.append(in_turn(spec, whole, 4, strategy))
+    for label, clean, dirty in zip(("out", "lse", "dq", "dk", "dv"), *found, strict=True):
+        if label != "lse" and not bool(torch.isfinite(dirty).all()):
+            return f"{label} is not finite"
+        if label in ("out", "lse") and not torch.equal(clean, dirty):
+            return f"{label} depends on what nobody sees"
+    return ""
 
 
 def check(name: str, world: int, strategy: str, n: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> str:
