@@ -1,0 +1,72 @@
+"""The harness of the scaling benchmark without a GPU: which cells it runs, its rows, its file when time is up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import scaling
+from benchmarks.scaling import ALONE, MASKS, WAYS, WORLDS, Cell, Shape, Times, cell_rows, cells, line
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "ROWS", 1024)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_the_shape_of_the_paper_comes_first() -> None:
+    made = list(cells(Namespace(masks=MASKS, worlds=WORLDS, heads=None, heads_kv=1, head_dim=128)))
+    first = [Cell("causal_document", w, Shape(32 // w, 64, 1, 128)) for w in WORLDS]
+    assert made[: len(WORLDS)] == first
+    assert {(c.mask, c.world) for c in made} == {(m, w) for m in MASKS for w in WORLDS}
+
+
+def test_rows_of_the_model() -> None:
+    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), WAYS, 3, gpu=False)
+    assert [r["way"] for r in rows] == list(WAYS)
+    peaks = {r["way"]: r["forward_peak_over_mean"] for r in rows}
+    assert peaks["HCC-IPO"] == min(peaks.values()) >= 1
+    assert all(r["forward_peak_over_mean"] == pytest.approx(r["predicted_peak_over_mean"]) for r in rows)
+    assert all(not r["measured"] and "forward_rate_against_one" not in r for r in rows)
+    assert all(line(r) for r in rows)
+
+
+def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate of ranks is the time of the whole mask over the sum of theirs; uneven ways take part in one round."""
+    asked: dict[str, int] = {}
+
+    class Bench:
+        def __init__(self, shape: Shape, length: int) -> None:
+            assert length == 4096
+
+        def run(self, jobs: dict[str, tuple[object, int]], rounds: int) -> dict[str, Times]:
+            asked.update({label: wanted for label, (_, wanted) in jobs.items()})
+            return {label: Times(8.0, 16.0) if label == ALONE else Times(2.0, 5.0) for label in jobs}
+
+    monkeypatch.setattr(scaling, "Bench", Bench)
+    bound = scaling.maskc.BoundMask.vectors
+    monkeypatch.setattr(scaling.maskc.BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
+    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, gpu=True)
+    assert asked[ALONE] == asked["folded"] == asked["HCC-IPO 3"] == 3
+    assert asked["contiguous 0"] == 1
+    for r in rows:
+        assert (r["forward_rate_against_one"], r["backward_rate_against_one"]) == (1.0, 0.8)
+        assert r["forward_peak_over_mean"] == 1.0
+        assert r["ranks_ms"] == [[2000.0, 5000.0]] * 4
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scaling.json"
+    options = ["--worlds", "4", "8", "--masks", "causal", "--ways", "HCC-IPO", "--seconds", "-1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["scaling", *options])
+    scaling.main()
+    data = json.loads(out.read_text())
+    assert data["rows"] == []
+    assert [(c["mask"], c["world"]) for c in data["not_run"]] == [("causal", 4), ("causal", 8)]
+    assert "no time left for causal P=4, causal P=8" in capsys.readouterr().out
