@@ -19,7 +19,8 @@ def scaling() -> str:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for r in rows_of("scaling", "way", "forward_tflops_per_gpu", "backward_tflops_per_gpu"):
         rates, peaks = ([r[f"{d}_{what}"] for d in ("forward", "backward")] for what in ("tflops_per_gpu", "peak_over_mean"))
-        name = f"{r['mask']}, P = {r['world']}{'' if r['measured'] else ' (model)'}"
+        few = f", {r['heads']} heads" if r.get("heads", 64) != 64 else ""
+        name = f"{r['mask']}, P = {r['world']}{few}{'' if r['measured'] else ' (model)'}"
         found[name][r["way"]] = "{:.0f} / {:.0f} ({:.2f} / {:.2f})".format(*rates, *peaks)
     ways = [w for w in WAYS if any(w in f for f in found.values())]
     return table(["", *ways], [[name, *(f.get(w, "") for w in ways)] for name, f in found.items()])
