@@ -277,4 +277,4 @@ def on_device(v: BoundaryVectors, device: torch.device) -> BoundaryVectors:
     if blocks is not None:
         blocks = replace(blocks, keep=blocks.keep.to(device, non_blocking=True))
     lts, lte, uts, ute, diag = (moved(t) for t in v.tensors)
-    return replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks)
+    return replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=moved(v.elsewhere))
