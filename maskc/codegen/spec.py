@@ -224,8 +224,8 @@ class KernelSpec:
 
     @property
     def _busy_producers(self) -> bool:
-        """Whether producers spill with the fewest registers; at head dim 256 the consumers have none to give."""
-        return (self.gated or self.queue == "schedule") and self.head_dim < 256
+        """Whether producers could spill with the fewest registers; at head dim 256 the consumers have none to give."""
+        return (self.packed or self.gated) and self.head_dim < 256
 
     @property
     def _registers_fit(self) -> bool:

