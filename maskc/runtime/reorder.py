@@ -84,12 +84,12 @@ def in_order(v: BoundaryVectors, index: Tensor) -> Reordered:
     assert v.blocks is None
     inverse = torch.empty_like(index)
     inverse.scatter_(2, index, torch.arange(v.nk, device=index.device).expand_as(index))
-    lts, lte, uts, ute, diag = (None if t is None else t.gather(2, index) for t in v.tensors)
+    lts, lte, uts, ute, diag, elsewhere = (None if t is None else t.gather(2, index) for t in (*v.tensors, v.elsewhere))
     places = index.to(torch.int32)
     if v.causal:
         first = places.clamp(max=v.nq)
         diag = first if diag is None else torch.maximum(diag, first)
-    moved = replace(v, causal=False, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag)
+    moved = replace(v, causal=False, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, elsewhere=elsewhere)
     return Reordered(BoundMask.from_vectors(moved), moved, places, inverse.to(torch.int32))
 
 
