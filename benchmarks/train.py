@@ -219,7 +219,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sparsity", type=float, default=0.86, help="share of cells that the document masks hide")
     p.add_argument("--steps", type=int, default=None, help="default 30; with --ablate 70")
     p.add_argument("--drop", type=int, default=None, help="of the fastest and of the slowest; default 4; with --ablate 10")
-    for name, value in {"layers": 4, "width": 2048, "heads": 64, "kv-heads": 8, "head-dim": 128, "hidden": 4096}.items():
+    p.add_argument("--layers", type=int, default=None, help="default 4; with --ablate 2")
+    for name, value in {"width": 2048, "heads": 64, "kv-heads": 8, "head-dim": 128, "hidden": 4096}.items():
         p.add_argument(f"--{name}", type=int, default=value)
     p.add_argument("--vocabulary", type=int, default=32_000)
     p.add_argument("--experts", type=int, default=16)
@@ -245,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         p.error("--batch: the ablation packs everything into one sequence")
     if steps <= 2 * drop:
         p.error(f"--drop {drop} leaves nothing of --steps {steps}")
+    a.layers = a.layers or (2 if a.ablate else 4)
     device = torch.device("cuda", torch.cuda.current_device()) if a.device == "cuda" else torch.device(a.device)
     dtype = DTYPES[a.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU: times say nothing about GPUs"
@@ -294,7 +296,8 @@ def line(r: dict[str, Any]) -> str:
         times = f"{r['attention_forward_ms']:.2f} + {r['attention_backward_ms']:.2f} ms, {r['attention_share']:.0%}"
         return f"{text}  attention {times}  loss {r['first_loss']:.4f} to {r['last_loss']:.4f}"
     loss = f"  loss {r['first_loss']:.4f} to {r['last_loss']:.4f}" if "first_loss" in r else ""
-    return f"{text}  imbalance {r['imbalance']:.3f}{loss}"
+    host = f", enqueued after {r['enqueue_ms']:.1f} ms" if "enqueue_ms" in r else ""
+    return f"{text}  imbalance {r['imbalance']:.3f}{host}{loss}"
 
 
 if __name__ == "__main__":

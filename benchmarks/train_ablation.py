@@ -4,7 +4,7 @@ One sequence of packed documents is cut over `world` ranks in two nodes. The GPU
 and AdamW of a decoder on that rank's rows, its attention exchanging keys and gradients with pinned host memory in the place
 of the other ranks (`benchmarks.train_link`). Copy engines carry them: between nodes at the rate of that link, about 50 GB/s,
 inside a node seven times faster, as NVLink is. Each row of the table is timed on the rank whose attention, exchange included,
-takes longest, because the others would wait for it. Documents are fixed for half of the steps each; plans and tables are
+takes longest, because the others would wait for it. The documents of a set are the same in all steps; plans and tables are
 made beforehand, as a data loader would.
 
 Not in it: that several ranks share links and memory, that a relayed chunk arrives late, and adding up gradients in relays.
@@ -14,6 +14,7 @@ A plain gather is taken to enter a node once, as that of NCCL does.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ SPARSITIES = (0.70, 0.80, 0.86)
 CHUNKS = 4
 """Of a rank: enough to be within 1 % of even, and few enough copies for the host to keep ahead."""
 NODES = 2
-PACKS = 2
+PACKS = 1
 """Documents of one sparsity that the steps are divided over."""
 INSIDE = 7
 """Times that the link inside a node is faster than the one between nodes."""
@@ -127,7 +128,7 @@ def measured(
     variant: Variant, packs: list[list[int]], shape: Shape, s: Setting, world: int, memory: Memory, trainer: Trainer
 ) -> dict[str, Any]:
     """The figures of one row, or why there are none."""
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     ranks: list[Rank] = []
     try:
         for number, lengths in enumerate(packs):
@@ -141,12 +142,13 @@ def measured(
             ranks.append(rank)
     except MaskcError as e:
         return {"problem": str(e)}
-    mean, deviation = trimmed(times, s.drop)
+    mean, deviation = trimmed([taken for taken, _ in times], s.drop)
     return {
         "steps": len(times),
         "step_ms": 1e3 * mean,
         "step_std_ms": 1e3 * deviation,
         "tokens_per_s": s.seqlen / mean,
+        "enqueue_ms": 1e3 * statistics.median(enqueued for _, enqueued in times),
         "imbalance": statistics.mean(r.plan.imbalance for r in ranks),
         "attention_ms": 1e3 * shape.layers * statistics.mean(r.attention for r in ranks),
         "received_mb": statistics.mean(r.received for r in ranks) / 1e6,
@@ -177,6 +179,7 @@ class Rank:
             readers=tuple(reader for reader, _ in part.plan.lends),
             timeout=TIMEOUT,
             rate=INSIDE * LINK_RATE,
+            groups=1,  # all heads of a chunk in one copy: the host has to keep ahead of short layers
         )
         vectors = spec.vectors(s.seqlen, s.seqlen, s.device)
         self.local = localize(vectors, p.rows, p.rows.chunks_of(rank), p.keys, part.plan.columns, s.device)
@@ -193,7 +196,7 @@ class Rank:
         return Batch(tokens, labels, self.plan.shard(whole.positions[None], self.rank)[0], whole.lengths)
 
     def time_attention(self, repeats: int = 1) -> None:
-        """One layer on random tensors; the least of some times after two warm ones."""
+        """One layer on random tensors; the least of some times after a warm one."""
         generator = torch.Generator(self.setting.device).manual_seed(self.rank)
 
         def made(heads: int) -> Tensor:
@@ -207,7 +210,6 @@ class Rank:
             torch.autograd.grad(self.attend(*qkv), qkv, dout)
             self.over.finish()
 
-        call()
         call()
         self.attention = min(seconds(call, self.setting.device) for _ in range(repeats))
 
@@ -249,15 +251,15 @@ class Trainer:
         self.model, self.optimizer = new_model(shape, s)
         self.device = s.device
 
-    def step(self, rank: Rank, batch: Batch) -> float:
-        """Seconds of a step of this rank."""
-
-        def run() -> None:
-            self.optimizer.zero_grad(set_to_none=True)
-            self.model(batch.tokens, batch.positions, batch.labels, rank.attend).backward()
-            self.optimizer.step()
-            wait(self.device)
-
-        taken = seconds(run, self.device)
+    def step(self, rank: Rank, batch: Batch) -> tuple[float, float]:
+        """Seconds of a step of this rank, and of those the seconds until everything is enqueued."""
+        wait(self.device)
+        started = time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model(batch.tokens, batch.positions, batch.labels, rank.attend).backward()
+        self.optimizer.step()
+        enqueued = time.perf_counter() - started
+        wait(self.device)
+        taken = time.perf_counter() - started
         rank.over.finish()
-        return taken
+        return taken, enqueued
