@@ -16,8 +16,6 @@ from maskc.codegen.render import CudaSource, render
 from maskc.codegen.roles import Barrier, Role
 from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region, WgmmaShape, lay_out
 
-TILE_INTS = 16  # numbers of a key tile's record, see templates/bwd/key_tile.cuh.j2
-
 LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
 ZEROER = "dQ Zeroer"
 
@@ -42,11 +40,12 @@ class BackwardSpec:
     """A backward kernel: two consumer warp groups and one producer warp group.
 
     block_q, block_kv: rows of a Q block and keys of a tile. slots: ring depth of Q and dO. k_slots: 2 where the next
-    tile's K is loaded while this one is in use. v_steps: 16-column steps of dP^T whose part of V stays in registers
-    (shared-memory bandwidth is what bounds S and dP). Where a tile has 128 keys,
-    each warp group owns 64 of them (dK, dV from P and dS in registers). A tile of 64 keys is shared ("wide"): each
-    group scores half of the rows, P and dS pass through shared memory, and each group owns half of the columns of dK,
-    dV and dQ; dQ then goes from registers to global memory, for the staging tile does not fit.
+    tile's K is loaded while this one is in use. v_steps: 16-column steps of dP^T whose part of V stays in registers (S
+    and dP read shared memory as fast as it can be read); v_more: further ones in UNMASKED blocks, where no mask needs
+    the registers. Where a tile has 128 keys, each warp group owns 64 of them (dK, dV from P and dS in registers). A tile
+    of 64 keys is shared ("wide"): each group scores half of the rows, P and dS pass through shared memory, and each
+    group owns half of the columns of dK, dV and dQ; dQ then goes from registers to global memory, for the staging tile
+    does not fit.
     deterministic: dQ is added in ascending order of key tiles. (dK and dV are always summed in one order.)
     gated: a tile waits for the chunk that its keys lie in, the last tile of a chunk reports its gradients, and items come
     in the order of a table (`maskc.runtime.overlap`).
@@ -61,6 +60,7 @@ class BackwardSpec:
     slots: int = 2
     k_slots: int = 1
     v_steps: int = 0
+    v_more: int = 0
     gated: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +69,7 @@ class BackwardSpec:
             (self.block_q in (64, 128), "block_q is 64 or 128"),
             (self.block_kv in (64, 128), "block_kv is 64 or 128"),
             (not self.wide or self.block_q == 64, "64 keys go with 64 rows"),
+            (self.v_steps > 0 or self.v_more == 0, "v_more comes on top of v_steps"),
             (self.slots >= 2, "with one dS buffer a warp group overwrites what the other still reads"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
         )
@@ -111,7 +112,21 @@ class BackwardSpec:
     threads = 384
     producer_registers = 24
     consumer_registers = 240
-    item_bytes = 112
+
+    @property
+    def halves(self) -> bool:
+        """Whether a warp group rests in blocks that are hidden from all its keys. Pays where a tile has few blocks."""
+        return not self.wide and bool(self.form.vectors)
+
+    @property
+    def tile_ints(self) -> int:
+        """Numbers of a key tile's record, see templates/bwd/key_tile.cuh.j2."""
+        return 32 if self.halves else 16
+
+    @property
+    def item_bytes(self) -> int:
+        """Of a work item and its record in shared memory."""
+        return 48 + 4 * self.tile_ints
 
     @property
     def wide(self) -> bool:
@@ -308,7 +323,15 @@ def select_backward(form: MaskForm, head_dim: int, dtype: Dtype, *, deterministi
     """
     block_q = 128 if head_dim == 64 else 64
     block_kv = 64 if head_dim == 256 else 128
-    full = form.blocks and len(form.vectors) > 2  # then no register is left for V
+    # As much of V in registers as bounds and a block table leave room for.
+    if head_dim == 64:
+        v_steps, v_more = 2, 0
+    elif form.blocks:
+        v_steps, v_more = 0, 0
+    elif head_dim == 128 and (form.causal or form.vectors):
+        v_steps, v_more = (1 if len(form.vectors) > 3 else 2), 2
+    else:
+        v_steps, v_more = 4, 0
     return BackwardSpec(
         head_dim,
         dtype,
@@ -317,5 +340,6 @@ def select_backward(form: MaskForm, head_dim: int, dtype: Dtype, *, deterministi
         block_q,
         block_kv,
         k_slots=1 if head_dim == 256 else 2,
-        v_steps=2 if head_dim == 128 and not full else 0,
+        v_steps=v_steps,
+        v_more=v_more,
     )

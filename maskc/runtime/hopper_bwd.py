@@ -21,7 +21,7 @@ from torch import Tensor
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import VECTORS
-from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec, select_backward
+from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
 from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
 
@@ -259,7 +259,7 @@ class _Workspace:
             "turns": shape.row_blocks * 4 if spec.deterministic else 0,
             "ticket": 4,
             "zeroed": shape.units * 4,
-            "tiles": shape.mask_tiles * TILE_INTS * 4,
+            "tiles": shape.mask_tiles * spec.tile_ints * 4,
             "order": shape.mask_tiles * 4,
         }
         offsets, total = {}, 0

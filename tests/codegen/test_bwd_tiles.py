@@ -12,7 +12,7 @@ import torch
 
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.spec import VECTORS, MaskForm
-from maskc.codegen.spec_bwd import TILE_INTS, BackwardSpec
+from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime.hopper_bwd import _Main, _Pre
 from maskc.tiles import TileClass, classify
 from tests.codegen.host import _compile
@@ -64,7 +64,7 @@ static void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 _ENTRIES = """
 static void walk_runs(const int* tile, int blocks, int* out) {
   for_each_run(tile, blocks, [&](Run run) {
-    if (threadIdx.x == 0) *out++ = run.begin, *out++ = run.end, *out++ = run.partial;
+    if (threadIdx.x == 0) *out++ = run.begin, *out++ = run.end, *out++ = run.partial, *out++ = HIDDEN_HALF;
   });
   if (threadIdx.x == 0) *out = -1;
 }
@@ -86,9 +86,9 @@ static void walk_twice(const ItemArgs& args) {
   Ring ring;
   int* out = args.out;
   for (int n = 0; n < 2; ++n)
-    walk(args.p, item, ring, [&](int h, int m, int slot, u32 parity, auto masked) {
+    walk(args.p, item, ring, [&](int h, int m, int slot, u32 parity, auto kind) {
       if (threadIdx.x == 0)
-        for (int x : {h, m, slot, static_cast<int>(parity), static_cast<int>(masked.value)}) *out++ = x;
+        for (int x : {h, m, slot, static_cast<int>(parity), static_cast<int>(kind.partial)}) *out++ = x;
     });
   if (threadIdx.x == 0) *out = -1;
 }
@@ -103,6 +103,7 @@ def host(spec: BackwardSpec, folder: Path) -> ctypes.CDLL:
     headers = dict(spec.source().headers)
     parts = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS]
     parts += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh", "bwd/walk.cuh", "bwd/pre.cuh")]
+    parts[0] += f"\n#define HIDDEN_HALF {'run.hidden_half' if spec.halves else '0'}\n"
     text = "\n".join(parts).replace("#pragma once", "").replace('extern "C" __global__', "__global__")
     order = text.find("// attn_bwd_order")
     text = text[:order] if order >= 0 else text
@@ -146,7 +147,7 @@ def prepared(
         "turns": torch.full((q_blocks,), -1, dtype=torch.int32),
         "ticket": torch.full((1,), -1, dtype=torch.int32),
         "zeroed": torch.full((1,), -1, dtype=torch.int32),
-        "tiles": torch.full((kv_blocks, TILE_INTS), -1, dtype=torch.int32),
+        "tiles": torch.full((kv_blocks, spec.tile_ints), -1, dtype=torch.int32),
     }
     given = {"out": out, "dout": dout, "lse": lse, "dlse": dlse, **made}
     vectors = {n: t for n, t in zip(VECTORS, v.tensors, strict=True) if t is not None}
@@ -161,11 +162,11 @@ def prepared(
     return made["tiles"], made | {"lse": lse, "expected": expected}
 
 
-def runs_of(library: ctypes.CDLL, record: torch.Tensor, blocks: int) -> list[tuple[int, int, bool]]:
-    room = (ctypes.c_int * (3 * blocks + 4))()
+def runs_of(library: ctypes.CDLL, record: torch.Tensor, blocks: int) -> list[tuple[int, int, bool, int]]:
+    room = (ctypes.c_int * (4 * blocks + 5))()
     library.walk_tile(ctypes.c_void_p(record.data_ptr()), blocks, room)
     values = list(room)[: list(room).index(-1)]
-    return [(a, b, bool(c)) for a, b, c in zip(*[iter(values)] * 3, strict=True)]
+    return [(a, b, bool(c), idle) for a, b, c, idle in zip(*[iter(values)] * 4, strict=True)]
 
 
 def only(v: BoundaryVectors, causal: bool, kept: tuple[str, ...]) -> BoundaryVectors:
@@ -190,8 +191,10 @@ def test_records_and_walks(name: str, deterministic: bool, tmp_path: Path) -> No
         blocks = -(-nq // spec.block_q)
         for tile, record in enumerate(tiles):
             runs = runs_of(library, record, blocks)
-            kinds = {m: partial for begin, end, partial in runs for m in range(begin, end)}
-            order = [m for begin, end, _ in runs for m in (range(end - 1, begin - 1, -1) if deterministic else range(begin, end))]
+            kinds = {m: partial for begin, end, partial, _ in runs for m in range(begin, end)}
+            rests = {m: idle for begin, end, _, idle in runs for m in range(begin, end)}
+            step = -1 if deterministic else 1
+            order = [m for begin, end, *_ in runs for m in range(begin, end)[::step]]
             assert order == sorted(kinds, reverse=deterministic)
             assert record[BLOCKS] == len(order)
             cols = slice(tile * spec.block_kv, (tile + 1) * spec.block_kv)
@@ -203,6 +206,13 @@ def test_records_and_walks(name: str, deterministic: bool, tmp_path: Path) -> No
                     assert cell.all()
                     continue
                 assert not any(x[rows, cols].all() for x in hidden_by_one)
+                halves = [slice(cols.start + 64 * half, cols.start + 64 * (half + 1)) for half in range(2)]
+                alone_hide = [any(x[rows, half].all() for x in hidden_by_one) for half in halves]
+                if spec.halves and rests[m]:
+                    assert masked[rows, halves[rests[m] - 1]].all()
+                    assert kinds[m]
+                else:
+                    assert not spec.halves or not any(alone_hide)
                 if not kinds[m]:
                     assert not cell.any()
                     assert not ragged, "keys past the end are masked"
@@ -267,7 +277,7 @@ def test_walk_of_a_block_table(deterministic: bool, tmp_path: Path) -> None:
     heads = 2
     for blocks, per_row, share in ((1, 1, 1.0), (300, 2, 0.5), (200, 1, 0.95), (129, 4, 0.05), (70, 2, 0.0), (256, 2, 1.0)):
         keep = torch.tensor([rng.random() < share for _ in range(-(-blocks // per_row))]).view(-1, 1).contiguous()
-        record = torch.zeros(TILE_INTS, dtype=torch.int32)
+        record = torch.zeros(spec.tile_ints, dtype=torch.int32)
         record[0], record[1] = blocks // 5, blocks // 3  # hidden below the first, PARTIAL below the second
         table = {"rows": len(keep), "cols": 1, "batch": 1, "heads": 1, "block_q": 64 * per_row, "block_kv": 128}
         sizes = {"nq": 64 * blocks, "nk": 128, "hq": heads, "hk": 1, "batch": 1, "q_blocks": blocks, "kv_blocks": 1}
