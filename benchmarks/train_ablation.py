@@ -181,6 +181,7 @@ class Rank:
             rate=INSIDE * LINK_RATE,
             groups=1,  # all heads of a chunk in one copy: the host has to keep ahead of short layers
         )
+        link.carry_behind(self.over.plan)
         vectors = spec.vectors(s.seqlen, s.seqlen, s.device)
         self.local = localize(vectors, p.rows, p.rows.chunks_of(rank), p.keys, part.plan.columns, s.device)
         row_bytes = sum(t[:, 0].numel() * t.element_size() for t in memory.keys)

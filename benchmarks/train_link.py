@@ -1,6 +1,6 @@
 """Other ranks as pinned host memory, for whole training steps of one simulated rank: a `maskc.runtime.transport.Transport`.
 
-The keys of the whole sequence lie there once, by position, and never change, so the other ranks are always ready. The link to
+The keys of all ranks lie there one rank after another and never change, so the other ranks are always ready. The link to
 host memory has about the rate of one between nodes; inside a node it is `inside` times faster, so of a chunk that stays
 inside, only that part is copied: the rest lies in the buffer from the first time. Gradients leave in the same way, and what
 other ranks send counts as there when what this rank sends has left, for all of them do the same.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -63,10 +64,10 @@ def _once_per_node(lends: Iterable[tuple[int, tuple[int, ...]]], rank: int, size
 
 
 class Memory:
-    """Keys, values and gradients of `rows` positions, shared by every plan of a run. One batch item.
+    """Keys, values and gradients of `rows` rows, shared by every plan of a run. One batch item.
 
-    keys: (K, V) [Hk, rows, 1, D] in host memory. left: (dK, dV) [1, Hk, rows, D] that a rank pushed, likewise. came: what
-    every other rank has of them, [1, Hk, rows, D] on the device.
+    Rows lie rank by rank, chunks ascending (`starts`). keys: (K, V) [Hk, rows, 1, D] in host memory. left: (dK, dV)
+    [1, Hk, rows, D] that a rank pushed, likewise. came: what every other rank has of them, [1, Hk, rows, D] on the device.
     """
 
     def __init__(self, rows: int, shape: KeyShape, device: torch.device) -> None:
@@ -80,14 +81,22 @@ class Memory:
             g.copy_(1e-3 * torch.randn(g.shape, generator=generator, dtype=torch.float32))
 
 
+def starts(keys: Layout) -> dict[int, int]:
+    """Where each chunk begins in `Memory`."""
+    chunks = [c for r in range(keys.world) for c in keys.chunks_of(r)]
+    return dict(zip(chunks, accumulate((keys.size_of(c) for c in chunks), initial=0), strict=False))
+
+
 class Link:
     """The transport of one simulated rank."""
 
-    joins = False
+    joins = True
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
-        self._complete: set[tuple[int, int]] = set()  # chunks and first heads that lie in the key buffer
+        self._complete: set[tuple[int, int]] = set()  # first chunks and heads of copies that lie in the key buffer
+        self._starts = starts(keys)
+        self._last_pull = self._last_push = -1  # chunks, see `carry_behind`
         pulls = part.plan.pulls
         self._last_owner = pulls[-1].source if pulls else None
         words = torch.tensor([READY, 0, 0 if pulls else READY], dtype=torch.int32)
@@ -96,6 +105,11 @@ class Link:
         most = max((keys.size_of(c) for c in part.carried), default=0)
         self._passing, self._outgoing = memory.shape.empty(most, memory.device), memory.shape.gradients(most, memory.device)
         self._staged: dict[int, Pair] = {}
+
+    def carry_behind(self, plan: OverlapPlan) -> None:
+        """What is carried for neighbours goes after everything that the executor's plan copies."""
+        if plan.pulls:
+            self._last_pull, self._last_push = plan.slots[-1].chunk, plan.slots[-1].chunks[-1]
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         return self._epochs.begin(readers, owners)
@@ -108,49 +122,49 @@ class Link:
         return self._words.data_ptr() + (0 if mine else 4)
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        piece = chunk, heads.start
-        _copied(self._rows(chunk) if piece in self._complete else self.keys.size_of(chunk), into, self._keys(chunk, heads))
+        piece, rows = (chunk, heads.start), into[0].shape[1]
+        copied = self._part(chunk, rows) if piece in self._complete else rows
         self._complete.add(piece)
-        if self._last(chunk, heads):
+        _copied(copied, into, self.readable(rank, half, chunk, heads, rows))
+        if chunk == self._last_pull and self._last_heads(heads):
             for c in self.part.carried:
-                _copied(self.keys.size_of(c), self._passing, self._keys(c, slice(None)))
+                _copied(self.keys.size_of(c), self._passing, self.readable(rank, half, c, slice(None), self.keys.size_of(c)))
 
     def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
-        return self._keys(chunk, heads)
+        start = self._starts[chunk]
+        k, v = (t[heads, start : start + rows] for t in self.memory.keys)
+        return k, v
 
     def own(self, half: int) -> Pair | None:
         return None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        _copied(self._rows(chunk), self._left(chunk, heads), [t[0] for t in grads])
-        if self._last(chunk, heads):
+        _copied(self._part(chunk, self.keys.size_of(chunk)), self._left(chunk, heads), [t[0] for t in grads])
+        if chunk == self._last_push and self._last_heads(heads):
             for c in self.part.carried:
                 _copied(self.keys.size_of(c), self._left(c, slice(None)), [t[0] for t in self._outgoing])
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """The same for every reader."""
         if chunk not in self._staged:
-            k, v = (t[:, :, slice(*self.keys.range_of(chunk))].contiguous() for t in self.memory.came)
+            start = self._starts[chunk]
+            k, v = (t[:, :, start : start + self.keys.size_of(chunk)].contiguous() for t in self.memory.came)
             self._staged[chunk] = k, v
         return self._staged[chunk]
 
     def release(self, epoch: int) -> None:
         """Nothing waits for a word."""
 
-    def _rows(self, chunk: int) -> int:
-        """So many rows take as long over this link as the chunk over the link that it comes by."""
-        size = self.keys.size_of(chunk)
-        return size if chunk in self.part.across else -(-size // self.inside)
+    def _part(self, chunk: int, rows: int) -> int:
+        """So many rows take as long over this link as `rows` over the link that the chunk comes by."""
+        return rows if chunk in self.part.across else -(-rows // self.inside)
 
-    def _last(self, chunk: int, heads: slice) -> bool:
-        return chunk == self.part.plan.slots[-1].chunk and heads.stop == self.memory.shape.heads
-
-    def _keys(self, chunk: int, heads: slice) -> Pair:
-        k, v = (t[heads, slice(*self.keys.range_of(chunk))] for t in self.memory.keys)
-        return k, v
+    def _last_heads(self, heads: slice) -> bool:
+        return bool(heads.stop == self.memory.shape.heads)
 
     def _left(self, chunk: int, heads: slice) -> Pair:
-        k, v = (t[0, heads, slice(*self.keys.range_of(chunk))] for t in self.memory.left)
+        start = self._starts[chunk]
+        k, v = (t[0, heads, start : start + self.keys.size_of(chunk)] for t in self.memory.left)
         return k, v
 
 

@@ -106,12 +106,13 @@ def test_a_simulated_rank_attends_to_the_keys_of_the_others(variant: train_ablat
         leaves = [x.requires_grad_() for x in (q, k, v)]
         rank.attend(*leaves)  # from the second time on, only parts of chunks are copied
         out = rank.attend(*leaves)
-        keys, values = (head_major(t).index_copy(1, mine, x) for t, x in zip(memory.keys, (k, v), strict=True))
+        place = torch.cat([train_link.starts(p.keys)[c] + torch.arange(p.keys.size_of(c)) for c in range(p.keys.chunk_count)])
+        keys, values = (head_major(t)[:, place].index_copy(1, mine, x) for t, x in zip(memory.keys, (k, v), strict=True))
         want = dense(spec.vectors(96, 96).masked()[:, :, mine], q, keys, values)
         torch.testing.assert_close(out, want)
         got, exact = (torch.autograd.grad(x, leaves, dout) for x in (out, want))
         torch.testing.assert_close(got[0], exact[0])
-        for mine_too, alone, came in zip(got[1:], exact[1:], (t.transpose(1, 2) for t in memory.came), strict=True):
+        for mine_too, alone, came in zip(got[1:], exact[1:], (t.transpose(1, 2)[:, place] for t in memory.came), strict=True):
             others = torch.zeros_like(alone)
             for _, chunks in rank.over.plan.lends:
                 others += _placed(came, torch.cat([torch.arange(*p.keys.range_of(c)) for c in chunks]), mine)
@@ -153,12 +154,12 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < sum(fast.values()) < sum(rows.values())
     for expected in (rows, fast, fast):
         copied.clear()
-        for piece in part.plan.pieces(rank.over.groups):
+        for piece in rank.over.plan.pieces(rank.over.groups):
             rank.over.pull(piece, 0)
         assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
     copied.clear()
     grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, part.plan.rows, 1, 8) for _ in range(2)))
-    for piece in part.plan.pieces(rank.over.groups):
+    for piece in rank.over.plan.pieces(rank.over.groups):
         rank.over.push(piece, grads)
     assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)
 
