@@ -230,7 +230,8 @@ class Rank:
         self.rank.add_up(self.grads, (torch.empty_like(self.k), torch.empty_like(self.v)))
 
     def fill(self) -> None:
-        self.rank.fill(0, self.k, self.v)
+        self.rank.offer(0, self.k, self.v)
+        self.rank.settle(self.k, self.v)
 
     def _pull(self) -> None:
         for piece in self.rank.plan.pieces(self.rank.groups):

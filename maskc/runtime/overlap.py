@@ -40,6 +40,7 @@ from maskc.runtime.protocol import (
     Pull,
     Push,
     Put,
+    Settle,
     Step,
     Stream,
     Sum,
@@ -254,7 +255,9 @@ class Overlapped(KeyBuffer):
                 queues.follow(stream, "compute")
                 queues.keep(stream, (self.keys, self.values))
             case Fill(half, _):
-                self.fill(half, call.k, call.v)
+                self.offer(half, call.k, call.v)
+            case Settle():
+                self.settle(call.k, call.v)
             case Pull(piece, _, half, _):
                 if not by_kernel:
                     self.pull(piece, half)
@@ -300,22 +303,15 @@ class Overlapped(KeyBuffer):
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
         self.sums.add((made.dk, made.dv), out, self.words.failed.data_ptr())
 
-    def fill(self, half: int, k: Tensor, v: Tensor) -> None:
-        """Own keys to the right end of the buffer, and to where other ranks copy them from."""
-        readable = self.transport.own(half)
-        if self.device.type == "cuda":
-            own = hopper.addressable(k), hopper.addressable(v)
-            for start, rows in self._runs:
-                exchange.fill(own, (self.keys, self.values), start, rows)
-            if readable is not None:
-                exchange.fill(own, readable, 0, slice(0, k.shape[1]))
-            return
+    def offer(self, half: int, k: Tensor, v: Tensor) -> None:
+        """Own keys to where other ranks copy them from."""
+        if (readable := self.transport.own(half)) is not None:
+            _laid((k, v), readable, 0, slice(0, k.shape[1]))
+
+    def settle(self, k: Tensor, v: Tensor) -> None:
+        """Own keys to the right end of the buffer."""
         for start, rows in self._runs:
-            self.keys[:, start : start + rows.stop - rows.start] = head_major(k[:, rows])
-            self.values[:, start : start + rows.stop - rows.start] = head_major(v[:, rows])
-        if readable is not None:
-            readable[0].copy_(head_major(k))
-            readable[1].copy_(head_major(v))
+            _laid((k, v), (self.keys, self.values), start, rows)
 
     # ---- places and tables
 
@@ -362,3 +358,12 @@ def _refuse_capture(device: torch.device) -> None:
 
 def _left_free(executor: Executor) -> int:
     return COPY_CTAS if executor == "sm-copy" else 0
+
+
+def _laid(own: Pair, into: Pair, start: int, rows: slice) -> None:
+    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D] from `start`, on torch's current stream."""
+    if own[0].device.type == "cuda":
+        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, start, rows)
+        return
+    for t, to in zip(own, into, strict=True):
+        to[:, start : start + rows.stop - rows.start] = head_major(t[:, rows])

@@ -65,9 +65,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Own keys and values to a half of the source buffer, and to the rank's own slots."""
+    """Own keys and values to a half of the source buffer."""
 
     half: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Own keys and values to the rank's own slots, once others can copy theirs."""
+
     epoch: int
 
 
@@ -110,7 +117,7 @@ class Sum:
     epoch: int
 
 
-Operation: TypeAlias = Wait | Put | Begin | Fill | Pull | Attend | Push | Sum
+Operation: TypeAlias = Wait | Put | Begin | Fill | Settle | Pull | Attend | Push | Sum
 Step: TypeAlias = tuple[Stream, Operation]
 
 
@@ -212,6 +219,7 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int) 
     steps += [("compute", Wait(Word("done", rank, r), late)) for r, late in turn.late]
     steps.append(("compute", Fill(half, epoch)))
     steps += [("compute", Put(Word("ready", r, rank), epoch)) for r in readers]
+    steps.append(("compute", Settle(epoch)))
     waited: set[int] = set()
     last = {plan.slot_of(piece).source: piece for piece in plan.pieces(groups)}
     for piece in plan.pieces(groups):

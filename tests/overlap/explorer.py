@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, assert_never
 
-from maskc.runtime.protocol import HALVES, Attend, Begin, Fill, Operation, Pull, Push, Put, Step, Stream, Sum, Wait, Word
+from maskc.runtime.protocol import HALVES, Attend, Begin, Fill, Operation, Pull, Push, Put, Settle, Step, Stream, Sum, Wait, Word
 
 TORN = -1
 STREAMS: tuple[Stream, ...] = ("compute", "copy", "send")
@@ -170,6 +170,8 @@ class Explorer:
             case Fill(half, epoch):
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
                 yield Move(then._replace(sources=_with(state.sources, rank, _with(state.sources[rank], half, value))), False)
+            case Settle():
+                yield Move(complete, True)
             case Pull(slot, source, half, epoch):
                 found = state.sources[source][half]
                 if found != epoch and not stopped:
