@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -58,14 +58,16 @@ def rows(shape: Shape, s: Setting, world: int, sparsity: float) -> Iterator[dict
         arguments = (world, str(Path(folder) / "meet"), shape, s, sparsity, results)
         running = mp.spawn(_worker, arguments, world, join=False)  # type: ignore[no-untyped-call]
         deadline, left = time.monotonic() + LIMIT, [w.name for w in WAYS]
-        alive = True
-        while left and alive and time.monotonic() < deadline:
-            codes = [p.exitcode for p in running.processes]  # before the last look at what they left
-            alive = None in codes and not any(codes)
-            with suppress(Empty):
+        while left and time.monotonic() < deadline:
+            codes = [p.exitcode for p in running.processes]
+            try:
                 row = results.get(timeout=1.0)
-                left.remove(row["row"])
-                yield {"gpus": world, "seqlen": s.seqlen, "sparsity": sparsity, **row}
+            except Empty:
+                if None not in codes or any(codes):  # they had ended before this look at what they left
+                    break
+                continue
+            left.remove(row["row"])
+            yield {"gpus": world, "seqlen": s.seqlen, "sparsity": sparsity, **row}
         for process in running.processes:
             process.join(5.0)
             process.kill()
@@ -90,6 +92,9 @@ def _worker(rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity
             row = _timed(way, loaded, world, shape, s)
         except maskc.MaskcError as e:  # raised on every rank
             row = {"problem": str(e)}
+        except Exception:
+            traceback.print_exc()
+            raise
         if rank == 0:
             results.put({"row": way.name, **row})
     dist.barrier()
