@@ -230,6 +230,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--gpus", type=int, default=1)
     p.add_argument("--ablate", action="store_true", help="the paper's ablation, ranks simulated on one device")
     p.add_argument("--world", type=int, default=8, help="simulated ranks of --ablate")
+    p.add_argument(
+        "--link", choices=("host", "peer"), default="host", help="--ablate: other ranks in host memory, or on a second GPU"
+    )
     p.add_argument("--out", type=Path, default=None, help=f"default on a GPU: {RESULTS.name}; on a CPU nothing is written")
     return p
 
@@ -267,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(shape: Shape, s: Setting, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if a.ablate:
-        yield from train_ablation.rows(shape, s, a.world)
+        yield from train_ablation.rows(shape, s, a.world, a.link)
     elif a.gpus > 1:
         yield from train_gpus.rows(shape, s, a.gpus, a.sparsity)
     else:

@@ -1,8 +1,8 @@
 """The ablation of the FlashMask-3 paper on one GPU: whole training steps of one simulated rank of a context-parallel group.
 
 One sequence of packed documents is cut over `world` ranks in two nodes. The GPU plays one of them: forward, loss, backward
-and AdamW of a decoder on that rank's rows, its attention exchanging keys and gradients with pinned host memory in the place
-of the other ranks (`benchmarks.train_link`). Copy engines carry them: between nodes at the rate of that link, about 50 GB/s,
+and AdamW of a decoder on that rank's rows, its attention exchanging keys and gradients with pinned host memory, or that of a
+second GPU, in the place of the other ranks (`benchmarks.train_link`). Copy engines carry them: between nodes at about 50 GB/s,
 inside a node seven times faster, as NVLink is. Each row of the table is timed on the rank whose attention, exchange included,
 takes longest, because the others would wait for it. The documents of a set are the same in all steps; plans and tables are
 made beforehand, as a data loader would.
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import maskc
-from benchmarks.train_link import Link, Memory, part_of
+from benchmarks.train_link import Kind, Link, Memory, part_of
 from benchmarks.train_model import Shape
 from benchmarks.train_steps import Batch, Setting, documents, hidden, new_model, packed, seconds, trimmed, wait
 from maskc.codegen.exchange import exchange_source
@@ -47,7 +47,7 @@ PACKS = 1
 INSIDE = 7
 """Times that the link inside a node is faster than the one between nodes."""
 LINK_RATE = 50e9
-"""Bytes per second of pinned host memory."""
+"""Bytes per second between nodes."""
 WARM = 3
 TIMEOUT = 2.0
 
@@ -87,17 +87,17 @@ ROWS = (
 )
 
 
-def rows(shape: Shape, s: Setting, world: int) -> Iterator[dict[str, Any]]:
+def rows(shape: Shape, s: Setting, world: int, link: Kind = "host") -> Iterator[dict[str, Any]]:
     """The rows of `ROWS` for every set of documents: step time, and tokens/s of the whole group if no rank is slower."""
     key_shape = KeyShape(1, shape.kv_heads, shape.head_dim, shape.head_dim, s.dtype)
-    memory = Memory(s.seqlen, key_shape, s.device)
+    memory = Memory(s.seqlen, key_shape, s.device, link)
     if s.device.type == "cuda":
         compile_all(shape, s, world)
     trainer = Trainer(shape, s)
     for sparsity in SPARSITIES:
         packs = [documents(s.seqlen, sparsity, seed) for seed in range(PACKS)]
         for variant in ROWS:
-            what = {"row": variant.name, "ranks": world, "nodes": NODES, "simulated": True, "seqlen": s.seqlen}
+            what = {"row": variant.name, "ranks": world, "nodes": NODES, "simulated": True, "link": link, "seqlen": s.seqlen}
             sparse = {"sparsity": sparsity, "hidden": statistics.mean(map(hidden, packs))}
             yield {**what, **sparse, **measured(variant, packs, shape, s, world, memory, trainer)}
 

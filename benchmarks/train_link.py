@@ -1,9 +1,14 @@
-"""Other ranks as pinned host memory, for whole training steps of one simulated rank: a `maskc.runtime.transport.Transport`.
+"""Other ranks as memory elsewhere, for whole training steps of one simulated rank: a `maskc.runtime.transport.Transport`.
 
-The keys of all ranks lie there one rank after another and never change, so the other ranks are always ready. The link to
-host memory has about the rate of one between nodes; inside a node it is `inside` times faster, so of a chunk that stays
-inside, only that part is copied: the rest lies in the buffer from the first time. Gradients leave in the same way, and what
-other ranks send counts as there when what this rank sends has left, for all of them do the same.
+The keys of all ranks lie there one rank after another and never change, so the other ranks are always ready. Links inside a
+node are `inside` times faster than those between nodes:
+
+    host   pinned host memory, about as far away as another node. Of what stays inside a node only that part is copied; the
+           rest lies in the buffer from the first time.
+    peer   the memory of a second GPU, as near as one of the same node. What crosses nodes is copied so many times.
+
+Gradients leave in the same way, and what other ranks send counts as there when what this rank sends has left, for all of
+them do the same.
 """
 
 from __future__ import annotations
@@ -11,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from maskc.runtime import driver_api
 from maskc.runtime.layout import Layout
 from maskc.runtime.overlap_plan import OverlapPlan, visit_order
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import KeyShape, Pair, copy
 
+Kind: TypeAlias = Literal["host", "peer"]
 READY = 1 << 30
 """A value that no epoch reaches: who waits for such a word never waits."""
 
@@ -66,16 +74,20 @@ def _once_per_node(lends: Iterable[tuple[int, tuple[int, ...]]], rank: int, size
 class Memory:
     """Keys, values and gradients of `rows` rows, shared by every plan of a run. One batch item.
 
-    Rows lie rank by rank, chunks ascending (`starts`). keys: (K, V) [Hk, rows, 1, D] in host memory. left: (dK, dV)
+    Rows lie rank by rank, chunks ascending (`starts`). keys: (K, V) [Hk, rows, 1, D] far away. left: (dK, dV)
     [1, Hk, rows, D] that a rank pushed, likewise. came: what every other rank has of them, [1, Hk, rows, D] on the device.
     """
 
-    def __init__(self, rows: int, shape: KeyShape, device: torch.device) -> None:
+    def __init__(self, rows: int, shape: KeyShape, device: torch.device, link: Kind = "host") -> None:
         pinned = device.type == "cuda"
         generator = torch.Generator().manual_seed(0)
-        self.shape, self.device, self.pinned = shape, device, pinned
-        self.keys = shape.empty(rows, "cpu", pinned)
-        self.left, self.came = shape.gradients(rows, "cpu", pinned), shape.gradients(rows, device)
+        self.shape, self.device, self.pinned, self.link = shape, device, pinned, link
+        far = torch.device("cpu") if link == "host" else torch.device("cuda", 1 - (device.index or 0))
+        self.keys = shape.empty(rows, far, pinned and link == "host")
+        self.left, self.came = shape.gradients(rows, far, pinned and link == "host"), shape.gradients(rows, device)
+        if link == "peer":
+            torch.zeros(1, device=device).copy_(torch.zeros(1, device=far))  # torch lets them reach each other
+            torch.cuda.synchronize(far)
         for k, g in zip(self.keys, self.came, strict=True):
             k.copy_(torch.randn(k.shape, generator=generator, dtype=torch.float32))
             g.copy_(1e-3 * torch.randn(g.shape, generator=generator, dtype=torch.float32))
@@ -123,12 +135,12 @@ class Link:
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
         piece, rows = (chunk, heads.start), into[0].shape[1]
-        copied = self._part(chunk, rows) if piece in self._complete else rows
+        self._copied(chunk, into, self.readable(rank, half, chunk, heads, rows), whole=piece not in self._complete)
         self._complete.add(piece)
-        _copied(copied, into, self.readable(rank, half, chunk, heads, rows))
         if chunk == self._last_pull and self._last_heads(heads):
             for c in self.part.carried:
-                _copied(self.keys.size_of(c), self._passing, self.readable(rank, half, c, slice(None), self.keys.size_of(c)))
+                source = self.readable(rank, half, c, slice(None), self.keys.size_of(c))
+                self._copied(c, [t[:, : self.keys.size_of(c)] for t in self._passing], source)
 
     def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
         start = self._starts[chunk]
@@ -139,10 +151,10 @@ class Link:
         return None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        _copied(self._part(chunk, self.keys.size_of(chunk)), self._left(chunk, heads), [t[0] for t in grads])
+        self._copied(chunk, self._left(chunk, heads), [t[0] for t in grads])
         if chunk == self._last_push and self._last_heads(heads):
             for c in self.part.carried:
-                _copied(self.keys.size_of(c), self._left(c, slice(None)), [t[0] for t in self._outgoing])
+                self._copied(c, self._left(c, slice(None)), [t[0, :, : self.keys.size_of(c)] for t in self._outgoing])
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """The same for every reader."""
@@ -155,10 +167,6 @@ class Link:
     def release(self, epoch: int) -> None:
         """Nothing waits for a word."""
 
-    def _part(self, chunk: int, rows: int) -> int:
-        """So many rows take as long over this link as `rows` over the link that the chunk comes by."""
-        return rows if chunk in self.part.across else -(-rows // self.inside)
-
     def _last_heads(self, heads: slice) -> bool:
         return bool(heads.stop == self.memory.shape.heads)
 
@@ -167,8 +175,22 @@ class Link:
         k, v = (t[0, heads, start : start + self.keys.size_of(chunk)] for t in self.memory.left)
         return k, v
 
+    def _copied(self, chunk: int, into: Iterable[Tensor], source: Iterable[Tensor], whole: bool = False) -> None:
+        """Tensors [heads, rows, ...], for as long as the link takes that the chunk comes by; `whole`: all of them at least."""
+        far = chunk in self.part.across or chunk in self.part.carried
+        for a, b in zip(into, source, strict=True):
+            part = self.memory.link == "host" and not far and not whole
+            rows = -(-a.shape[1] // self.inside) if part else a.shape[1]
+            if self.memory.link == "host":
+                copy(a[:, :rows], b[:, :rows])
+                continue
+            for _ in range(self.inside if far else 1):
+                _between_gpus(a, b, self.memory.device)
 
-def _copied(rows: int, into: Iterable[Tensor], source: Iterable[Tensor]) -> None:
-    """The first rows of every tensor [heads, rows, ...]."""
-    for a, b in zip(into, source, strict=True):
-        copy(a[:, :rows], b[:, :rows])
+
+def _between_gpus(into: Tensor, source: Tensor, device: torch.device) -> None:
+    """Enqueue a copy of [heads, ...] on the current stream of `device`, wherever the tensors are."""
+    width = into[0].numel() * into.element_size()
+    pitches = into.stride(0) * into.element_size(), source.stride(0) * source.element_size()
+    stream = torch.cuda.current_stream(device).cuda_stream
+    driver_api.copy_pieces(into.data_ptr(), source.data_ptr(), width, into.shape[0], pitches, stream)
