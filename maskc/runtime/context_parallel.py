@@ -32,7 +32,7 @@ GATHER_LIMIT = 2 << 30
 """Bytes of gathered K and V per rank above which "auto" takes the ring, which holds one neighbour's chunks at a time."""
 STAGE_SHARE = 0.2
 """Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
-DIRECT_SHARE = 0.01
+DIRECT_SHARE = 0.001
 """The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done."""
 
 
@@ -109,7 +109,7 @@ def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, d
     compute = m.compute_seconds(max(plan.part_workloads(part)), plan.costs, plan.tile, 1, row_elements)
     share = incoming / (m.inter if plan.nodes > 1 else m.intra) / max(compute, 1e-9)
     if direct and plan.nodes == 1 and share > DIRECT_SHARE:
-        return Choice("gated", f"the exchange would take {share:.0%} of the compute time; copy engines hide it")
+        return Choice("gated", f"the exchange would take {share:.1%} of the compute time; copy engines hide it")
     if share > STAGE_SHARE:
         return Choice("staged", f"the exchange would take {share:.0%} of the compute time; stages hide it")
     return Choice("all-gather", f"the exchange takes {share:.0%} of the compute time; one local call is faster than stages")
