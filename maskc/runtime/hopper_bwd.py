@@ -27,6 +27,8 @@ from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
+_EVEN_WAVES = 16  # the same while a CTA keeps _EVEN_HEADS: with 64 heads over one a causal-document backward of 2048 key tiles
+_EVEN_HEADS = 8  # takes 105 ms with 64 heads an item, 92 ms with 32; and ranks of four, 512 to 1280 key tiles, 26 and 21 ms
 FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
 _NEAR = 64 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
 
@@ -227,13 +229,17 @@ def split_heads(spec: BackwardSpec, v: BoundaryVectors, q: Tensor, k: Tensor) ->
 
 
 def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: int) -> int:
-    """How many query heads one CTA walks: the most that still fill the GPU, of those that share a kv and a mask head.
+    """How many query heads one CTA walks: the most that still fill the GPU evenly, of those that share a kv and a mask head.
 
     ratio: query heads per kv head. heads_per_mask: query heads per mask head. tiles: key tiles of all kv heads.
     """
     common = gcd(ratio, heads_per_mask)
-    fitting = [d for d in range(1, common + 1) if common % d == 0 and tiles * (ratio // d) >= _WAVES * multiprocessors]
-    return max(fitting, default=1)
+
+    def fitting(waves: int) -> list[int]:
+        divisors = (d for d in range(1, common + 1) if common % d == 0)
+        return [d for d in divisors if tiles * (ratio // d) >= waves * multiprocessors]
+
+    return max([1, *fitting(_EVEN_WAVES), *(d for d in fitting(_WAVES) if d <= _EVEN_HEADS)])
 
 
 def heads_together(elements: int) -> int:

@@ -24,6 +24,12 @@ from maskc.runtime.hopper_bwd import Dealing, _Shape, heads_per_cta, heads_toget
         (14, 1, 10_000, 1),  # a mask of its own for every query head
         (6, 2, 10_000, 2),
         (7, 7, 40, 1),
+        (64, 64, 10_000, 64),
+        (14, 14, 300, 7),
+        (64, 64, 2048, 32),  # 16 items a multiprocessor while 8 heads stay together
+        (64, 64, 512, 8),
+        (64, 64, 64, 8),
+        (64, 64, 10, 2),
     ],
 )
 def test_heads_of_a_cta(ratio: int, heads_per_mask: int, tiles: int, expected: int) -> None:
