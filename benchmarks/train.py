@@ -23,6 +23,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--batch", type=int, default=1)
     p.add_argument("--sparsity", type=float, default=0.86, help="share of cells that the document masks hide")
-    p.add_argument("--steps", type=int, default=None, help="default 30; with --ablate 70")
-    p.add_argument("--drop", type=int, default=None, help="of the fastest and of the slowest; default 4; with --ablate 10")
+    p.add_argument("--steps", type=int, default=None, help="default 20; with --ablate 70")
+    p.add_argument("--drop", type=int, default=None, help="of the fastest and of the slowest; default 3; with --ablate 10")
     p.add_argument("--layers", type=int, default=None, help="default 4; with --ablate 2")
     for name, value in {"width": 2048, "heads": 64, "kv-heads": 8, "head-dim": 128, "hidden": 4096}.items():
         p.add_argument(f"--{name}", type=int, default=value)
@@ -233,6 +234,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--link", choices=("host", "peer"), default="host", help="--ablate: other ranks in host memory, or on a second GPU"
     )
+    p.add_argument("--seconds", type=float, default=inf, help="--ablate: for all rows; later ones then have fewer steps")
     p.add_argument("--out", type=Path, default=None, help=f"default on a GPU: {RESULTS.name}; on a CPU nothing is written")
     return p
 
@@ -240,7 +242,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     p = parser()
     a = p.parse_args(arguments)
-    steps, drop = a.steps or (70 if a.ablate else 30), a.drop if a.drop is not None else (10 if a.ablate else 4)
+    steps, drop = a.steps or (70 if a.ablate else 20), a.drop if a.drop is not None else (10 if a.ablate else 3)
     if a.device == "cuda" and a.gpus > torch.cuda.device_count():
         p.error(f"--gpus {a.gpus}: there are {torch.cuda.device_count()}")
     if a.gpus > 1 and a.ablate:
@@ -270,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(shape: Shape, s: Setting, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if a.ablate:
-        yield from train_ablation.rows(shape, s, a.world, a.link)
+        yield from train_ablation.rows(shape, s, a.world, a.link, a.seconds)
     elif a.gpus > 1:
         yield from train_gpus.rows(shape, s, a.gpus, a.sparsity)
     else:

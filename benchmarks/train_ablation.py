@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -87,8 +88,12 @@ ROWS = (
 )
 
 
-def rows(shape: Shape, s: Setting, world: int, link: Kind = "host") -> Iterator[dict[str, Any]]:
-    """The rows of `ROWS` for every set of documents: step time, and tokens/s of the whole group if no rank is slower."""
+def rows(shape: Shape, s: Setting, world: int, link: Kind = "host", limit: float = inf) -> Iterator[dict[str, Any]]:
+    """The rows of `ROWS` for every set of documents: step time, and tokens/s of the whole group if no rank is slower.
+
+    limit: seconds for all; where they do not reach, rows have fewer steps, which they say.
+    """
+    ends, left = time.monotonic() + limit, len(SPARSITIES) * len(ROWS)
     key_shape = KeyShape(1, shape.kv_heads, shape.head_dim, shape.head_dim, s.dtype)
     memory = Memory(s.seqlen, key_shape, s.device, link)
     if s.device.type == "cuda":
@@ -99,7 +104,9 @@ def rows(shape: Shape, s: Setting, world: int, link: Kind = "host") -> Iterator[
         for variant in ROWS:
             what = {"row": variant.name, "ranks": world, "nodes": NODES, "simulated": True, "link": link, "seqlen": s.seqlen}
             sparse = {"sparsity": sparsity, "hidden": statistics.mean(map(hidden, packs))}
-            yield {**what, **sparse, **measured(variant, packs, shape, s, world, memory, trainer)}
+            share = (ends - time.monotonic()) / left
+            yield {**what, **sparse, **measured(variant, packs, shape, s, world, memory, trainer, share)}
+            left -= 1
 
 
 def compile_all(shape: Shape, s: Setting, world: int) -> None:
@@ -125,9 +132,17 @@ def bound(lengths: list[int], s: Setting) -> maskc.BoundMask:
 
 
 def measured(
-    variant: Variant, packs: list[list[int]], shape: Shape, s: Setting, world: int, memory: Memory, trainer: Trainer
+    variant: Variant,
+    packs: list[list[int]],
+    shape: Shape,
+    s: Setting,
+    world: int,
+    memory: Memory,
+    trainer: Trainer,
+    limit: float,
 ) -> dict[str, Any]:
-    """The figures of one row, or why there are none."""
+    """The figures of one row, or why there are none. limit: seconds."""
+    ends = time.monotonic() + limit
     times: list[tuple[float, float]] = []
     ranks: list[Rank] = []
     try:
@@ -137,8 +152,10 @@ def measured(
             rank = slowest(spec, p, variant.executor, memory, shape, s)
             batch = rank.batch(packed(lengths, s, shape.vocabulary, torch.Generator().manual_seed(number)))
             steps = s.steps // len(packs) + (number < s.steps % len(packs))
-            found = [trainer.step(rank, batch) for _ in range(WARM + steps)]
-            times += found[WARM:]
+            found = [trainer.step(rank, batch) for _ in range(WARM)]
+            left = (ends - time.monotonic()) / found[-1][0] / (len(packs) - number)
+            steps = int(min(steps, max(left, (2 * s.drop + 5) / len(packs))))
+            times += [trainer.step(rank, batch) for _ in range(steps)]
             ranks.append(rank)
     except MaskcError as e:
         return {"problem": str(e)}

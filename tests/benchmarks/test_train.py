@@ -87,6 +87,12 @@ def test_the_ablation_has_six_rows_for_every_set_of_documents(tmp_path: Path, mo
         assert of["full"]["received_mb"] <= of["+ HCC-IPO + overlap, pruning off"]["received_mb"]
 
 
+def test_an_ablation_that_is_late_takes_fewer_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_ablation, "ROWS", train_ablation.ROWS[-1:])
+    found = rows(tmp_path, "--ablate", "--world", "4", "--layers", "1", "--steps", "30", "--drop", "1", "--seconds", "0")
+    assert [r["steps"] for r in found] == [7] * len(train_ablation.SPARSITIES)
+
+
 def _ablated(variant: train_ablation.Variant) -> tuple[maskc.BoundMask, Any, train_link.Memory, Shape, train_steps.Setting]:
     s = train_steps.Setting(torch.device("cpu"), torch.float64, 96, 1, 3, 0)
     shape = Shape(1, 16, 2, 1, 8, 24, 50)
