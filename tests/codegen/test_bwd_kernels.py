@@ -88,9 +88,7 @@ def test_steady_loops(name: str) -> None:
     pairs = spec.score_cols // 8  # loads of lse2, and of dpsum
     for loop in (unmasked, partial, *half):
         assert loop.count("HGMMA") == 2 * scores + 2 * grads + dq
-        assert loop.count("WARPGROUP") <= (12 if loop in half else 10), (
-            "arrivals and waits: nothing is serialised"
-        )
+        assert loop.count("WARPGROUP") <= (12 if loop in half else 10), "arrivals and waits: nothing is serialised"
         assert loop.count("LDL", "STL") == 0
         assert loop.count("MUFU") == spec.score_cols // 2, "exp2"
         assert loop.count("LDS") == 2 * pairs, "bounds are in registers"
