@@ -50,6 +50,8 @@ FEW_HEADS = 16
 """Query heads where the paper's 64 would take too long; the work of a head does not depend on their number."""
 SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
+LARGE = 8
+"""Ranks above which a round is so long that two are enough."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,12 @@ class Times:
 
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
-    """Causal documents with the paper's heads first, then the other masks, costly ones with few heads."""
-    for mask in args.masks:
-        for world in args.worlds:
-            heads = args.heads or (64 if mask == MASKS[0] or (world <= 8 and mask != "causal") else FEW_HEADS)
-            yield Cell(mask, world, Shape(max(1, 32 // world), heads, args.heads_kv, args.head_dim))
+    """Causal documents with the paper's heads first, then the other masks with few heads, small groups first."""
+    first = [(mask, world) for mask in args.masks for world in args.worlds if mask == MASKS[0]]
+    others = [(mask, world) for world in args.worlds for mask in args.masks if mask != MASKS[0]]
+    for mask, world in first + others:
+        heads = args.heads or (64 if mask == MASKS[0] else FEW_HEADS)
+        yield Cell(mask, world, Shape(max(1, 32 // world), heads, args.heads_kv, args.head_dim))
 
 
 def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPlan]:
@@ -188,18 +191,20 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, gpu: bool) -> list[d
     v = spec.vectors(case.seqlen, case.seqlen)
     found = plans(spec, cell.world, ways)
     times: dict[str, Times] = {}
+    rounds = min(rounds, 2) if cell.world > LARGE else rounds
+    taken = {way: 1 if p.imbalance >= SETTLED else min(rounds, 2) if way == "LPT" else rounds for way, p in found.items()}
     if gpu:
         whole = spec.vectors(case.seqlen, case.seqlen, "cuda")
-        jobs = {ALONE: (whole, rounds), FOLDED: (fold_causal(whole, whole.device), rounds)}
-        if not v.causal:
-            del jobs[FOLDED]
+        jobs = {ALONE: (whole, rounds)}
+        if v.causal and cell.world <= LARGE:
+            jobs[FOLDED] = fold_causal(whole, whole.device), 1
         for way, p in found.items():
             for rank in range(p.world):
                 local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), whole.device)
-                jobs[f"{way} {rank}"] = local, 1 if p.imbalance >= SETTLED else rounds
+                jobs[f"{way} {rank}"] = local, taken[way]
         times = Bench(cell.shape, case.seqlen).run(jobs, rounds)
     visible = visible_pairs(v) // (v.batch * v.heads)
-    return [_row(cell, way, p, v, visible, times, rounds) for way, p in found.items()]
+    return [_row(cell, way, p, v, visible, times, taken[way]) for way, p in found.items()]
 
 
 def _row(
@@ -214,7 +219,7 @@ def _row(
     exchange = max(received(p)) * row_bytes * shape.batch / DEFAULT_MACHINE.intra
     flops = {"forward": shape.flops(visible), "backward": shape.flops(visible) * BACKWARD_FACTOR}
     out: dict[str, Any] = {"mask": cell.mask, "world": cell.world, "way": way, **asdict(shape), "measured": bool(times)}
-    out |= {"rounds": 1 if p.imbalance >= SETTLED else rounds, "predicted_peak_over_mean": p.imbalance}
+    out |= {"rounds": rounds, "predicted_peak_over_mean": p.imbalance}
     for direction in ("forward", "backward"):
         per_rank = [getattr(t, direction) for t in ranks]
         moved = exchange * (1 if direction == "forward" else 2)
@@ -267,7 +272,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=list(WORLDS))
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--heads", type=int, default=None, help=f"default: 64 where that is quick, else {FEW_HEADS}")
+    parser.add_argument("--heads", type=int, default=None, help=f"default: 64 for {MASKS[0]}, else {FEW_HEADS}")
     parser.add_argument("--heads-kv", type=int, default=1)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)

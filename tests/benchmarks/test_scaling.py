@@ -53,8 +53,8 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = scaling.maskc.BoundMask.vectors
     monkeypatch.setattr(scaling.maskc.BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
     rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, gpu=True)
-    assert asked[ALONE] == asked["folded"] == asked["HCC-IPO 3"] == 3
-    assert asked["contiguous 0"] == 1
+    assert asked[ALONE] == asked["HCC-IPO 3"] == 3
+    assert asked["contiguous 0"] == asked["folded"] == 1
     for r in rows:
         assert (r["forward_rate_against_one"], r["backward_rate_against_one"]) == (1.0, 0.8)
         assert r["forward_peak_over_mean"] == 1.0
