@@ -193,6 +193,13 @@ def compare(names: Sequence[str], shape: Shape, s: Setting, sparsity: float) -> 
             except torch.OutOfMemoryError:
                 problems[name] = "out of memory"
                 del trainees[name]
+            except Exception as e:
+                if name == "maskc":
+                    raise
+                problems[name] = (
+                    f"{type(e).__name__}: {str(e).partition(chr(10))[0][:200]}"  # a peer that fails costs its row only
+                )
+                del trainees[name]
             else:
                 if len(trainee.times) == 1:
                     print(f"{name}: first step {trainee.times[0]:.1f} s", flush=True)

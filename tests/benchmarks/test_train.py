@@ -61,6 +61,19 @@ def test_an_attention_that_runs_out_of_memory_is_said(tmp_path: Path, monkeypatc
     assert ours["steps"] == 3
 
 
+def test_a_peer_that_fails_costs_its_row_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(s: train_steps.Setting) -> Any:
+        return lambda batch: 1 // 0
+
+    monkeypatch.setitem(train.ATTENTION, "flex", broken)
+    ours, flex = rows(tmp_path, "--attention", "maskc", "flex", "--model", "dense")
+    assert flex["problem"] == "ZeroDivisionError: integer division or modulo by zero"
+    assert ours["steps"] == 3
+    monkeypatch.setitem(train.ATTENTION, "maskc", broken)
+    with pytest.raises(ZeroDivisionError):
+        rows(tmp_path, "--attention", "maskc", "--model", "dense")
+
+
 def test_both_tables_stand_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as device and sources are the same."""
     monkeypatch.setattr(train_ablation, "ROWS", train_ablation.ROWS[:1])
