@@ -66,8 +66,9 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/attention.json"))
     args = parser.parse_args()
-    cells = [Cell(mask, seqlen, args.head_dim) for seqlen in args.seqlens for mask in args.masks]
-    cells += [Cell(mask, 8192, dim) for dim in args.also_head_dims for mask in OTHER_DIMS if mask in args.masks]
+    by_length = [[Cell(mask, seqlen, args.head_dim) for mask in args.masks] for seqlen in args.seqlens]
+    other_dims = [Cell(mask, 8192, dim) for dim in args.also_head_dims for mask in OTHER_DIMS if mask in args.masks]
+    cells = [cell for part in (*by_length[:1], other_dims, *by_length[1:]) for cell in part]
     results = Results(args.out)
     deadline = time.monotonic() + args.timeout
     shares = deal(cells, len(args.gpus))
@@ -84,11 +85,11 @@ def main() -> int:
 
 
 def deal(cells: Sequence[Cell], parts: int) -> list[list[Cell]]:
-    """Cells in so many parts of about equal time (fewer where there are fewer cells), each from small to large."""
+    """Cells in so many parts of about equal time (fewer where there are fewer cells), each in the order given."""
     shares: list[list[Cell]] = [[] for _ in range(min(parts, len(cells)))]
     for cell in sorted(cells, key=lambda c: -c.cost):
         min(shares, key=lambda share: sum(c.cost for c in share)).append(cell)
-    return [share[::-1] for share in shares]
+    return [sorted(share, key=cells.index) for share in shares]
 
 
 class Results:
@@ -125,35 +126,43 @@ class Results:
 def run_on_gpu(
     gpu: int, cells: list[Cell], args: argparse.Namespace, deadline: float, compiled: threading.Barrier, results: Results
 ) -> None:
-    """Workers compile side by side; when those of all GPUs are ready, one after the other times its cells."""
+    """Workers compile side by side; when those of all GPUs are ready, cells are timed in the order given."""
     started = time.monotonic()
     options = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in ("heads", "rounds", "seconds")]
+    options += [f"--compile-seconds={0.45 * (deadline - started):.0f}"]
     options += [f"--kv-heads={args.kv_heads or args.heads}", "--peers", *args.peers]
     if args.batch_heads:
         options += [f"--batch-heads={args.batch_heads}"]
     parts = min(args.parallel, len(cells))
     workers = [Worker(gpu, cells[i::parts], options) for i in range(parts)]  # as many cells each: compiling takes alike
-    halfway = (time.monotonic() + deadline) / 2
-    ready = [worker for worker in workers if worker.read(halfway) == "ready" or worker.failed("compiling", worker.cells)]
-    print(f"{time.monotonic() - started:4.0f} s: GPU {gpu}: {len(ready)} of {len(workers)} workers have compiled", flush=True)
+    can: dict[str, Worker] = {}
+    for worker in workers:
+        word, *compiled_cells = worker.read(started + 0.7 * (deadline - started)).split() or [""]
+        if word != "ready":
+            worker.failed("compiling", worker.cells)
+        can.update(dict.fromkeys(compiled_cells, worker))
+    print(f"{time.monotonic() - started:4.0f} s: GPU {gpu}: {len(can)} of {len(cells)} cells are compiled", flush=True)
     compiled.wait()
-    for worker in ready:
-        for i, cell in enumerate(worker.cells):
-            worker.write(str(cell))
-            line = worker.read(deadline)
-            if not line.startswith("{"):
-                worker.failed("timing", worker.cells[i:])
-                break
+    for cell in (c for c in cells if str(c) in can):
+        worker = can[str(cell)]
+        if worker.dead:
+            continue
+        worker.write(str(cell))
+        line = worker.read(deadline)
+        if line.startswith("{"):
             results.add(json.loads(line))
             print(f"{time.monotonic() - started:4.0f} s: {cell}", flush=True)
+        else:
+            worker.failed("timing", [c for c in worker.cells if cells.index(c) >= cells.index(cell)])
+    for worker in workers:
         worker.close()
 
 
 class Worker:
-    """A process that compiles some cells, says `ready`, and times each cell that it is asked for."""
+    """A process that compiles some cells, says `ready` and which, and times each cell that it is asked for."""
 
     def __init__(self, gpu: int, cells: list[Cell], options: list[str]) -> None:
-        self.cells = cells
+        self.cells, self.dead = cells, False
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.attention_cell", *options, "--cells", *map(str, cells)],
@@ -196,11 +205,11 @@ class Worker:
         except BrokenPipeError:
             pass  # read says so
 
-    def failed(self, doing: str, cells: list[Cell]) -> bool:
+    def failed(self, doing: str, cells: list[Cell]) -> None:
+        self.dead = True
         self.process.kill()
         time.sleep(0.2)
         print(f"{' '.join(map(str, cells))}: failed while {doing}: {' '.join(self.errors)[-400:]}", flush=True)
-        return False
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -1,4 +1,4 @@
-"""A worker of `benchmarks.attention`: compiles its cells, says `ready`, then times each cell that stdin names.
+"""A worker of `benchmarks.attention`: compiles its cells in time, says `ready` and which, times each that stdin names.
 
 A step is one forward and one backward of one peer, timed by three CUDA events, with gradients on for both.
 """
@@ -44,13 +44,23 @@ def main() -> int:
     for name in ("heads", "kv-heads", "rounds"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--batch-heads", type=int, default=None)
-    parser.add_argument("--seconds", type=float, required=True)
+    for name in ("seconds", "compile-seconds"):
+        parser.add_argument(f"--{name}", type=float, required=True)
     args = parser.parse_args()
     reply_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers print; only replies may reach the parent
     torch._dynamo.config.recompile_limit = 64  # one function for all cells
-    prepared = {text: _prepare(_cell(text), args) for text in args.cells}
-    print("ready", file=reply_to, flush=True)
+    started = time.monotonic()
+    prepared: dict[str, Prepared] = {}
+    for text in args.cells:
+        if time.monotonic() - started > args.compile_seconds:
+            print(f"note: no time to compile {text}", file=sys.stderr)
+            continue
+        try:
+            prepared[text] = _prepare(_cell(text), args)
+        except Exception as problem:  # maskc itself: the other cells are worth having
+            print(f"note: {text} failed: {type(problem).__name__}: {str(problem)[:300]!r}", file=sys.stderr)
+    print("ready", *prepared, file=reply_to, flush=True)
     for line in sys.stdin:
         rows = _time(prepared[line.strip()], args)
         info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "nvrtc": _nvrtc()}
@@ -151,7 +161,7 @@ def _time(of: Prepared, args: argparse.Namespace) -> list[dict[str, Any]]:
     differs: dict[str, float] = {}
     reference: torch.Tensor | None = None
     for name, (peer, forward) in of.forwards.items():  # warm, and agree with the first peer before anything is timed
-        for _ in range(2 if of.cell.seqlen <= 32768 else 1):
+        for _ in range(2 if of.cell.seqlen <= 8192 else 1):
             events, out = _step(forward, tensors[peer.layout])
         rows = out if peer.layout == "bshd" else out.transpose(1, 2)
         picked = rows[:, :: max(1, of.case.seqlen // ROWS)].float()
