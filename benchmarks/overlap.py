@@ -21,12 +21,12 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,6 +43,7 @@ from maskc.codegen.forward import forward_source, forward_spec, schedule_source,
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import OutDtype
 from maskc.codegen.spec_bwd import select_backward
+from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper, ops
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
@@ -53,7 +54,7 @@ from maskc.runtime.overlap_model import backward_times, flows, forward_times
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.plan_arguments import Order
-from maskc.runtime.protocol import Kind, Word
+from maskc.runtime.protocol import Kind, Stream, Word
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
 MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
@@ -62,6 +63,8 @@ LINK_RATE = 50e9
 """Bytes per second of pinned host memory, as the model and the order of the backward's work expect it."""
 CLOCK = 1.98e9
 """Cycles per second of the GPU."""
+FORWARD_SHARE = 0.5
+"""Of the time, after which no forward cell is begun."""
 FEWEST, MOST = 7, 40
 """Rounds of a cell."""
 
@@ -174,7 +177,7 @@ class Rank:
         shape = KeyShape(1, cell.heads_kv, HEAD_DIM, HEAD_DIM, torch.bfloat16)
         self.link = Link(p.keys, order, shape, device, cell.link)
         self.queues = CudaQueues(device)
-        self.rank = Beside(order, p.keys, shape, self.link, self.queues, device, rate=LINK_RATE / cell.link)
+        self.rank = Beside(order, p.keys, shape, self.link, self.queues, device, rate=LINK_RATE / cell.link, timeout=1.0)
         self.vectors = replace(made.v, **{n: t.to(device) for n, t in _named(made.v)})  # type: ignore[arg-type]
         self.rows = p.rows.chunks_of(order.rank)
         self.local = localize(self.vectors, p.rows, self.rows, p.keys, order.columns, device)
@@ -291,42 +294,45 @@ def everything_gathered(cell: Cell) -> tuple[Problem, OverlapPlan]:
 
 EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
 BASELINES = ("dual-chunk gather", "peer by peer")
+SIDES: tuple[Stream, Stream] = ("copy", "send")
 Runs = dict[str, Callable[[], Any]]
 
 
-def measure(cell: Cell, device: torch.device, seconds: float) -> list[dict[str, Any]]:
-    """The rows of one cell. seconds: that each direction may take to be measured."""
+def measure(cell: Cell, device: torch.device, seconds: float, direction: str) -> list[dict[str, Any]]:
+    """The rows of one cell and direction. seconds: that it may take to be measured."""
     made = problem(cell)
     ours = Rank(made, made.order, device)
-    forward: Runs = {
-        "attention": ours.attention,
-        "flags set": partial(ours.attention, there=False),
-        "no gate": partial(ours.attention, gated=False),
-        "copies": ours.copies,
-        "own keys": ours.fill,
-        **{name: partial(ours.forward, name) for name in EXECUTORS},
-        "peer by peer": ours.peer_by_peer,
-    }
-    backward: Runs = {
-        "attention": ours.attention_backward,
-        "flags set": partial(ours.attention_backward, there=False),
-        "no gate": partial(ours.attention_backward, gated=False),
-        "copies": ours.exchange,
-        "own keys": ours.fill,
-        **{name: partial(ours.backward, name) for name in EXECUTORS},
-    }
+    queues = [ours.queues]
+    whole: Rank | None = None
     if cell.seqlen * cell.heads_kv <= 1 << 20:  # both ranks' buffers at once
-        gathered = Rank(*everything_gathered(cell), device)
-        forward["dual-chunk gather"] = partial(gathered.forward, "copy-then-attend")
-        backward["dual-chunk gather"] = partial(gathered.backward, "copy-then-attend")
-    rows = []
-    for direction, runs in (("forward", forward), ("backward", backward)):
-        results, times = _times(runs, ours.queues, seconds)
-        ours.rank.finish()
-        pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
-        same = all(torch.equal(a, b) for a, b in pairs)
-        rows += _rows(made, direction, times, len(ours.rank.plan.pieces(ours.rank.groups)), same)
-    return rows
+        whole = Rank(*everything_gathered(cell), device)
+        queues.append(whole.queues)
+    runs: Runs
+    if direction == "forward":
+        runs = {
+            "attention": ours.attention,
+            "flags set": partial(ours.attention, there=False),
+            "no gate": partial(ours.attention, gated=False),
+            "copies": ours.copies,
+            "own keys": ours.fill,
+            **{name: partial(ours.forward, name) for name in EXECUTORS},
+            "peer by peer": ours.peer_by_peer,
+        }
+    else:
+        runs = {
+            "attention": ours.attention_backward,
+            "flags set": partial(ours.attention_backward, there=False),
+            "no gate": partial(ours.attention_backward, gated=False),
+            "copies": ours.exchange,
+            "own keys": ours.fill,
+            **{name: partial(ours.backward, name) for name in EXECUTORS},
+        }
+    if whole is not None:
+        runs["dual-chunk gather"] = partial(whole.forward if direction == "forward" else whole.backward, "copy-then-attend")
+    results, times = _times(runs, queues, seconds, ours.rank.finish)
+    pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
+    same = all(torch.equal(a, b) for a, b in pairs)
+    return _rows(made, direction, times, len(ours.rank.plan.pieces(ours.rank.groups)), same)
 
 
 def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -389,11 +395,13 @@ def compile_all(masks: list[str]) -> None:
         list(pool.map(compile_cubin, sources))
 
 
-def _times(runs: Runs, queues: CudaQueues, seconds: float) -> tuple[dict[str, Any], dict[str, list[float]]]:
+def _times(
+    runs: Runs, queues: Sequence[CudaQueues], seconds: float, finish: Callable[[], None]
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """What each run gave, and its milliseconds in every round of all of them in random order.
 
     As many rounds as fit `seconds`. The GPU sleeps before each run until the host has enqueued it, as in a model, where
-    the host is ahead; copies start no earlier than the clock.
+    the host is ahead; copies start no earlier than the clock. Raises MaskcError M721 where a chunk did not arrive.
     """
     rng = random.Random(0)
     results, issue = {}, {}
@@ -403,6 +411,7 @@ def _times(runs: Runs, queues: CudaQueues, seconds: float) -> tuple[dict[str, An
             results[name] = run()
             issue[name] = time.monotonic() - started
             torch.cuda.synchronize()
+            finish()
             if again:
                 issue[name] = min(issue[name], 5e-3)
     events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
@@ -413,14 +422,15 @@ def _times(runs: Runs, queues: CudaQueues, seconds: float) -> tuple[dict[str, An
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             torch.cuda._sleep(int(issue[name] * 1.3 * CLOCK))  # type: ignore[no-untyped-call]
             start.record()
-            for stream in ("copy", "send"):
-                queues.follow(stream, "compute")
+            for of, stream in product(queues, SIDES):
+                of.follow(stream, "compute")
             runs[name]()
-            for stream in ("copy", "send"):
-                queues.follow("compute", stream)  # type: ignore[arg-type]
+            for of, stream in product(queues, SIDES):
+                of.follow("compute", stream)
             end.record()
             events.append((name, start, end))
         torch.cuda.synchronize()
+        finish()
     out: dict[str, list[float]] = {name: [] for name in runs}
     for name, start, end in events:
         out[name].append(start.elapsed_time(end))
@@ -491,6 +501,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, nargs="+", help="numbers of the cells to run, from 0")
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--longest", type=int, default=262_144, help="leave out longer sequences")
+    parser.add_argument("--directions", nargs="+", default=["forward", "backward"], choices=("forward", "backward"))
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/overlap.json"))
     parser.add_argument("--gpus", type=int, default=1, help="more than one: benchmarks.overlap_gpus")
@@ -511,22 +522,25 @@ def main() -> None:
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "digest": digest(), "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     left = []
-    for cell in chosen:
-        if time.monotonic() > deadline:
-            left.append(str(cell))
-            continue
-        if not problem(cell).order.pulls:
-            print(f"{cell}  no rank needs keys of another")
+    wanted = [c for c in chosen if problem(c).order.pulls]  # elsewhere no rank needs keys of another
+    for direction, cell in product(args.directions, wanted):
+        until = deadline if direction == args.directions[-1] else deadline - args.timeout * (1 - FORWARD_SHARE)
+        if time.monotonic() > until:
+            left.append(f"{cell} {direction}")
             continue
         started = time.monotonic()
-        rows = measure(cell, device, args.seconds)
+        try:
+            rows = measure(cell, device, args.seconds, direction)
+        except MaskcError as problem_found:
+            print(f"{cell} {direction}: {problem_found}", flush=True)
+            rows = []
         torch.cuda.empty_cache()
-        print(f"{time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
         record["rows"] += rows
-        print(line(cell, rows), flush=True)
+        if rows:
+            print(f"{line(cell, rows)}  ({time.monotonic() - started:.1f} s)", flush=True)
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     if left:
-        print(f"not reached in {args.timeout:.0f} s: {len(left)} cells, from {left[0]}")
+        print(f"not reached in {args.timeout:.0f} s: {len(left)}, from {left[0]}")
 
 
 if __name__ == "__main__":

@@ -74,16 +74,18 @@ def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(overlap, "CudaQueues", lambda device: HostQueues())
     monkeypatch.setattr(overlap.Rank, "peer_by_peer", lambda self: None)
     cell = Cell("causal_document", 1024, 2, 1, 2, 2)
-    rows = overlap.measure(cell, torch.device("cpu"), 0.0)
     executors = ["gated", "sm-copy", "copy-then-attend", "dual-chunk gather"]
-    assert [r["executor"] for r in rows] == [*executors, "peer by peer", *executors]
     needed = {"mask", "seqlen", "kv_heads", "direction", "executor", "link", "t_attention_ms", "t_comm_ms", "t_overlap_ms"}
-    for r in rows:
-        assert needed | {"e", "e_low", "e_high"} <= set(r)
-        assert r["same_bits"]
-        assert r["t_overlap_ms"] == 0.5
-        assert r["repeats"] == overlap.FEWEST
-        assert (r["bytes_out"] > 0) == (r["direction"] == "backward")
-    told = overlap.line(cell, rows)
-    assert told.count("\n") == 1
-    assert "DIFFER" not in told
+    for direction, more in (("forward", ["peer by peer"]), ("backward", [])):
+        rows = overlap.measure(cell, torch.device("cpu"), 0.0, direction)
+        assert [r["executor"] for r in rows] == [*executors, *more]
+        for r in rows:
+            assert needed | {"e", "e_low", "e_high"} <= set(r)
+            assert r["direction"] == direction
+            assert r["same_bits"]
+            assert r["t_overlap_ms"] == 0.5
+            assert r["repeats"] == overlap.FEWEST
+            assert (r["bytes_out"] > 0) == (direction == "backward")
+        told = overlap.line(cell, rows)
+        assert "\n" not in told
+        assert "DIFFER" not in told
