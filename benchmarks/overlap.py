@@ -227,7 +227,8 @@ class Rank:
             self.link.receive()
         with self.queues.on("send"):
             for piece in self.rank.plan.pieces(self.rank.groups):
-                self.rank.push(piece, self.grads)
+                if piece // len(self.rank.plan.slots) % self.rank.together == 0:
+                    self.rank.push(piece, self.grads, self.rank.together)
         for stream in ("copy", "send"):
             self.queues.follow("compute", stream)
         self.rank.add_up(self.grads, (torch.empty_like(self.k), torch.empty_like(self.v)))

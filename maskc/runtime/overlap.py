@@ -159,7 +159,7 @@ class Overlapped(KeyBuffer):
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         call = _Call(executor, k, v, (dk, dv))
-        steps = backward_steps(self.plan, self.readers, turn, self.groups, gather)
+        steps = backward_steps(self.plan, self.readers, turn, self.groups, gather, self.together)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -273,9 +273,9 @@ class Overlapped(KeyBuffer):
                 if isinstance(made, Gradients):
                     queues.keep("send", (made.dk, made.dv))
                 return made
-            case Push(piece, _, _):
+            case Push(piece, _, _, groups):
                 assert isinstance(result, Gradients)
-                self.push(piece, result)
+                self.push(piece, result, groups)
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None
@@ -289,9 +289,10 @@ class Overlapped(KeyBuffer):
         at = self.plan.slot_of(piece)
         self.transport.pull(at.source, half, at.chunk, self._heads(piece), self._place(piece))
 
-    def push(self, piece: int, made: Gradients) -> None:
+    def push(self, piece: int, made: Gradients, groups: int = 1) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
         at, heads = self.plan.slot_of(piece), self._heads(piece)
+        heads = slice(heads.start, heads.start + groups * (heads.stop - heads.start))
         start = at.start
         for chunk in at.chunks:
             rows = slice(start, start + self.layout.size_of(chunk))

@@ -34,6 +34,8 @@ from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transpor
 
 TICK = 1024e-9
 """Seconds of one unit of the gate's clock."""
+SEND_OPERATIONS = 400
+"""Of one call on the stream that gradients leave by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class KeyBuffer:
         _check(plan, keys, timeout, self.groups)
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
+        self.together = _together(plan, self.groups, shape.batch)
         self.words = lasting or Lasting.of(device, self.groups * len(plan.slots))
         self.keys, self.values = shape.empty(plan.rows, device)
         self._places: dict[int, Pair] = {}
@@ -226,6 +229,13 @@ class KeyBuffer:
         if not there:
             for piece in self.plan.pieces(self.groups):
                 HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, piece)), self.epoch)
+
+
+def _together(plan: OverlapPlan, groups: int, batch: int) -> int:
+    """Groups of heads whose gradients leave in one copy: behind a wait, a stream takes some 1000 operations and no more."""
+    copies = 2 * batch * sum(len(s.chunks) for s in plan.pulls)
+    fitting = (n for n in range(1, groups + 1) if groups % n == 0)
+    return next((n for n in fitting if groups * len(plan.pulls) + copies * groups // n <= SEND_OPERATIONS), groups)
 
 
 def _check(plan: OverlapPlan, keys: Layout, timeout: float, groups: int) -> None:

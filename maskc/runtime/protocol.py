@@ -102,11 +102,12 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """The gradients of a piece to the staging of its owner."""
+    """The gradients of a piece, and of the same chunk in the groups of heads behind it, to the staging of its owner."""
 
     piece: int
     owner: int
     epoch: int
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,24 +174,27 @@ def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: in
 
 
 def backward_steps(
-    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, gather: bool = True
+    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, gather: bool = True, together: int = 1
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
     The gradients of a piece leave once its last tile is done, in the order of pieces, on a stream of their own: waiting
     for one must not hold up the keys of the next call. gather: keys are copied again, else they are in the buffer.
+    together: groups of heads that leave in one copy, a divisor of `groups`.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     steps = list(_gather(plan, readers, turn, groups)) if gather else []
     steps.append(("compute", Attend(foreign if gather else (), epoch, foreign)))
     pushed = dict(turn.pushed)
-    last = {plan.slot_of(piece).source: piece for piece in foreign}
-    for piece in foreign:
+    count = len(plan.slots)
+    leaving = [p for p in foreign if p // count % together == 0]
+    last = {plan.slot_of(piece).source: piece for piece in leaving}
+    for piece in leaving:
         owner = plan.slot_of(piece).source
-        steps.append(("send", Wait(Word("finished", rank, piece), epoch)))
+        steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
         if owner in pushed:
             steps.append(("send", Wait(Word("free", rank, owner), pushed.pop(owner))))
-        steps.append(("send", Push(piece, owner, epoch)))
+        steps.append(("send", Push(piece, owner, epoch, together)))
         if last[owner] == piece:
             steps.append(("send", Put(Word("sent", owner, rank), epoch)))
     lenders = tuple(reader for reader, _ in plan.lends)
