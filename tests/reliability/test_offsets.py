@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import maskc
-from benchmarks.tables import results
+from benchmarks.records import results
 from maskc.pictures import visible_pairs
 from tests.runtime.test_driver_api import calls, stub_library
 
