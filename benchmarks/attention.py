@@ -163,7 +163,6 @@ class Worker:
 
     def __init__(self, gpu: int, cells: list[Cell], options: list[str]) -> None:
         self.cells, self.dead = cells, False
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.attention_cell", *options, "--cells", *map(str, cells)],
             stdin=subprocess.PIPE,
@@ -172,7 +171,7 @@ class Worker:
             text=True,
             env={
                 **os.environ,
-                "CUDA_VISIBLE_DEVICES": visible.split(",")[gpu] if visible else str(gpu),
+                "CUDA_VISIBLE_DEVICES": _visible(gpu),
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the workers are the parallelism
                 "OMP_NUM_THREADS": "1",
             },
@@ -218,6 +217,12 @@ class Worker:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+
+def _visible(gpu: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a worker on GPU number `gpu` of those that are visible here, or that it is called."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return str(gpu) if names == [""] or str(gpu) in names else names[gpu]
 
 
 # ---------------------------------------------------------------- the printed table
