@@ -23,6 +23,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -288,13 +289,19 @@ def run(shape: Shape, s: Setting, a: argparse.Namespace) -> Iterator[dict[str, A
 
 def record(path: Path, device: str, rows: list[dict[str, Any]], key: str, shape: dict[str, Any]) -> None:
     """Write the rows under `key`, beside those of the other key where device and sources are the same."""
-    from benchmarks.digest import digest
-
-    head = {"device": device, "torch": torch.__version__, "digest": digest()}
+    head = {"device": device, "torch": torch.__version__, "digest": _digest()}
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = before if all(before.get(n) == v for n, v in head.items()) else {}
     data = {**kept, **head, "shape": shape, key: rows}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+@cache
+def _digest() -> str:
+    """Of the kernel sources; it takes seconds, and the file is written after every row."""
+    from benchmarks.digest import digest
+
+    return digest()
 
 
 def line(r: dict[str, Any]) -> str:
