@@ -184,8 +184,8 @@ def _vectors(case: MaskCase) -> BoundaryVectors:
 ALONE, FOLDED = "alone", "folded"
 
 
-def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, gpu: bool) -> list[dict[str, Any]]:
-    """A row per way of dealing out the chunks."""
+def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device | None) -> list[dict[str, Any]]:
+    """A row per way of dealing out the chunks; without a device the times are the model's."""
     case = mask_case(cell.mask, ROWS * cell.world)
     spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
     v = spec.vectors(case.seqlen, case.seqlen)
@@ -193,14 +193,14 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, gpu: bool) -> list[d
     times: dict[str, Times] = {}
     rounds = min(rounds, 2) if cell.world > LARGE else rounds
     taken = {way: 1 if p.imbalance >= SETTLED else min(rounds, 2) if way == "LPT" else rounds for way, p in found.items()}
-    if gpu:
-        whole = spec.vectors(case.seqlen, case.seqlen, "cuda")
+    if device is not None:
+        whole = spec.vectors(case.seqlen, case.seqlen, device)
         jobs = {ALONE: (whole, rounds)}
         if v.causal and cell.world <= LARGE:
-            jobs[FOLDED] = fold_causal(whole, whole.device), 1
+            jobs[FOLDED] = fold_causal(whole, device), 1
         for way, p in found.items():
             for rank in range(p.world):
-                local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), whole.device)
+                local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), device)
                 jobs[f"{way} {rank}"] = local, taken[way]
         times = Bench(cell.shape, case.seqlen).run(jobs, rounds)
     visible = visible_pairs(v) // (v.batch * v.heads)
@@ -295,7 +295,7 @@ def main() -> None:
         if args.seconds is not None and time.monotonic() - began > args.seconds:
             info["not_run"].append(asdict(cell))
             continue
-        made = cell_rows(cell, args.ways, args.rounds, gpu)
+        made = cell_rows(cell, args.ways, args.rounds, torch.device("cuda") if gpu else None)
         rows += made
         print("\n".join(map(line, made)), flush=True)
         args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")

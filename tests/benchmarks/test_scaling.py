@@ -28,7 +28,7 @@ def test_the_shape_of_the_paper_comes_first() -> None:
 
 
 def test_rows_of_the_model() -> None:
-    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), WAYS, 3, gpu=False)
+    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
     assert [r["way"] for r in rows] == list(WAYS)
     peaks = {r["way"]: r["forward_peak_over_mean"] for r in rows}
     assert peaks["HCC-IPO"] == min(peaks.values()) >= 1
@@ -52,7 +52,7 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "Bench", Bench)
     bound = scaling.maskc.BoundMask.vectors
     monkeypatch.setattr(scaling.maskc.BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
-    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, gpu=True)
+    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, torch.device("cpu"))
     assert asked[ALONE] == asked["HCC-IPO 3"] == 3
     assert asked["contiguous 0"] == asked["folded"] == 1
     for r in rows:
