@@ -373,7 +373,8 @@ def ablated(row: str) -> str:
     change = [100 * (x / found["full", s] - 1) for (name, s), x in found.items() if name == row and ("full", s) in found]
     if not change:
         raise NoData("ablation")
-    return f"{min(change):+.1f} to {max(change):+.1f} %".replace("-", "−")
+    ends = dict.fromkeys(f"{x:+.1f}" for x in (min(change), max(change)))
+    return f"{' to '.join(ends)} %".replace("-", "−")
 
 
 PLACES: tuple[Callable[..., str], ...] = (
