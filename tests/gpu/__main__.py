@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -23,13 +24,12 @@ Item = tuple[str, dict[str, Any]]  # name, what the worker reads
 SPECIAL_GROUP = 8  # special cases of one worker
 
 
-def run_group(items: list[Item], limit: float, deadline: float) -> list[dict[str, Any]]:
-    """Results in order; the worker is restarted after a hang or a lost context."""
-    results: list[dict[str, Any]] = []
+def run_group(items: list[Item], limit: float, deadline: float, report: Callable[[dict[str, Any]], None]) -> None:
+    """Reports every case as it ends; the worker is restarted after a hang or a lost context. Ends with the deadline."""
     worker: subprocess.Popen[str] | None = None
     for name, item in items:
         if time.monotonic() > deadline:
-            results.append({"name": name, "problem": "not run: out of time", "seconds": 0.0})
+            report({"name": name, "problem": "not run: out of time", "seconds": 0.0})
             continue
         if worker is None or worker.poll() is not None:
             worker = subprocess.Popen(
@@ -42,6 +42,7 @@ def run_group(items: list[Item], limit: float, deadline: float) -> list[dict[str
             limit_now = limit + 60  # the first case also imports and compiles
         else:
             limit_now = limit
+        limit_now = min(limit_now, max(1.0, deadline - time.monotonic()))
         assert worker.stdin is not None
         assert worker.stdout is not None
         timer = threading.Timer(limit_now, worker.kill)
@@ -55,17 +56,14 @@ def run_group(items: list[Item], limit: float, deadline: float) -> list[dict[str
         finally:
             timer.cancel()
         if line:
-            results.append({"name": name, **json.loads(line)})
+            report({"name": name, **json.loads(line)})
         else:
             worker.kill()
             _, err = worker.communicate()
-            results.append(
-                {"name": name, "problem": f"worker died or ran out of time: {err.strip()[-300:]}", "seconds": limit_now}
-            )
+            report({"name": name, "problem": f"worker died or ran out of time: {err.strip()[-300:]}", "seconds": limit_now})
             worker = None
     if worker is not None:
         worker.kill()
-    return results
 
 
 def main() -> int:
@@ -92,28 +90,46 @@ def main() -> int:
         items: list[Item] = [(f"special/{n}", {"special": n}) for n in special_cases() if args.match in n]
         count = -(-len(items) // SPECIAL_GROUP)
         groups = [items[i::count] for i in range(count)] + groups  # slow neighbours apart, and all of them first
-    deadline = time.monotonic() + args.timeout
     started = time.monotonic()
+    record = Record(args.out, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "digest": digest()}, started)
     with ThreadPoolExecutor(args.parallel) as pool:
-        results = [r for found in pool.map(lambda g: run_group(g, args.limit, deadline), groups) for r in found]
-    ran = [r for r in results if not r["problem"].startswith("skip")]
-    failed = [r for r in ran if r["problem"]]
-    record = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "digest": digest(),
-        "passed": len(ran) - len(failed),
-        "failed": len(failed),
-        "seconds": round(time.monotonic() - started, 1),
-        "cases": [{"name": r["name"], "problem": r["problem"], "seconds": r["seconds"]} for r in ran],
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
-    for r in failed[:60]:
-        print(f"{r['name']}: {r['problem'][:220]}")
-    impossible = len(results) - len(ran)
-    print(f"{record['passed']} passed, {record['failed']} failed, {impossible} impossible shapes, {record['seconds']} s")
-    return 1 if failed else 0
+        for done in [pool.submit(run_group, g, args.limit, started + args.timeout, record.add) for g in groups]:
+            done.result()
+    return record.finish()
+
+
+class Record:
+    """What `--out` holds; written every few seconds, so that a run that is cut leaves what it has seen."""
+
+    def __init__(self, path: Path, about: dict[str, Any], started: float) -> None:
+        self.path, self.about, self.started = path, about, started
+        self.results: list[dict[str, Any]] = []
+        self.lock, self.written = threading.Lock(), started
+
+    def add(self, result: dict[str, Any]) -> None:
+        with self.lock:
+            self.results.append(result)
+            if result["problem"] and not result["problem"].startswith(("skip", "not run")):
+                print(f"{result['name']}: {result['problem'][:220]}", flush=True)
+            if time.monotonic() > self.written + 5:
+                self._write()
+
+    def finish(self) -> int:
+        failed = self._write()
+        impossible = sum(r["problem"].startswith("skip") for r in self.results)
+        passed = len(self.results) - impossible - failed
+        print(f"{passed} passed, {failed} failed, {impossible} impossible shapes, {time.monotonic() - self.started:.1f} s")
+        return 1 if failed else 0
+
+    def _write(self) -> int:
+        ran = sorted((r for r in self.results if not r["problem"].startswith("skip")), key=lambda r: str(r["name"]))
+        failed = sum(bool(r["problem"]) for r in ran)
+        told = {"passed": len(ran) - failed, "failed": failed, "seconds": round(time.monotonic() - self.started, 1)}
+        cases = [{"name": r["name"], "problem": r["problem"], "seconds": r["seconds"]} for r in ran]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({**self.about, **told, "cases": cases}, indent=1) + "\n")
+        self.written = time.monotonic()
+        return failed
 
 
 if __name__ == "__main__":
