@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CODES: dict[str, str] = {
     "M520": """The Hopper backend was asked for tensors that are not on a GPU.
-`backend="hopper"` needs q, k and v on one CUDA device. `backend="auto"` follows the tensors.""",
+`backend="hopper"` needs q, k and v, and the vectors of the mask, on one CUDA device. `backend="auto"` follows the tensors.""",
     "M521": """The GPU is not a Hopper one.
 The generated kernels use instructions of sm_90a (H100, H200) that no other GPU has. `backend="flex"` runs the same mask on any
 CUDA GPU, and `backend="auto"` takes it there.""",

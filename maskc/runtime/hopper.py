@@ -39,6 +39,8 @@ def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Ten
         return Diagnostic(
             "M520", f'backend "hopper" needs CUDA tensors, q is on `{q.device}`', help='backend "auto" follows the tensors'
         )
+    if (elsewhere := _device_diagnostic(v, q.device)) is not None:
+        return elsewhere
     if torch.cuda.get_device_capability(q.device) != (9, 0):
         name = torch.cuda.get_device_name(q.device)
         return Diagnostic(
@@ -52,6 +54,17 @@ def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Ten
     if q.shape[3] not in HEAD_DIMS or val.shape[3] != q.shape[3]:
         return _head_dim_diagnostic(q.shape[3], val.shape[3])
     return _block_table_diagnostic(v, q.shape[3])
+
+
+def _device_diagnostic(v: BoundaryVectors, device: torch.device) -> Diagnostic | None:
+    """The kernels read the vectors by address: one on another device would be a fault in the middle of a kernel."""
+    held = (*v.tensors, v.elsewhere, v.blocks.keep if v.blocks else None)
+    stray = next((t.device for t in held if t is not None and t.device != device), None)
+    if stray is None:
+        return None
+    return Diagnostic(
+        "M520", f"the vectors of the mask are on `{stray}`, q is on `{device}`", help="bind(...).vectors(nq, nk, q.device)"
+    )
 
 
 def _head_dim_diagnostic(head_dim: int, value_dim: int) -> Diagnostic:

@@ -59,6 +59,16 @@ def test_tensors_on_the_cpu_are_refused() -> None:
         hopper.forward(vectors(lts=7), q, q, q, 0.1)
 
 
+def test_vectors_on_another_device_are_refused() -> None:
+    found = hopper._device_diagnostic(vectors(lts=7), torch.device("cuda", 0))
+    assert found is not None
+    assert found.code == "M520"
+    assert "`cpu`" in found.message
+    assert "`cuda:0`" in found.message
+    assert hopper._device_diagnostic(vectors(lts=7), torch.device("cpu")) is None
+    assert hopper._device_diagnostic(vectors(), torch.device("cuda", 0)) is None  # causal alone has no vectors
+
+
 @pytest.mark.parametrize(
     ("dim", "value_dim", "hint"), [(80, 80, "pad both to 128"), (64, 128, "pad both to 128"), (320, 320, "largest is 256")]
 )
