@@ -79,6 +79,7 @@ def main() -> int:
     import torch
 
     from benchmarks.digest import digest
+    from tests.gpu.warm import compile_all
     from tests.gpu.worker import special_cases
 
     cases = [c for c in all_cases() if args.match in c.name][:: args.every]
@@ -92,6 +93,7 @@ def main() -> int:
         groups = [items[i::count] for i in range(count)] + groups  # slow neighbours apart, and all of them first
     started = time.monotonic()
     record = Record(args.out, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "digest": digest()}, started)
+    print(compile_all(cases), flush=True)
     with ThreadPoolExecutor(args.parallel) as pool:
         for done in [pool.submit(run_group, g, args.limit, started + args.timeout, record.add) for g in groups]:
             done.result()
