@@ -66,6 +66,9 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/attention.json"))
     args = parser.parse_args()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if names and (absent := [g for g in args.gpus if g > names.count(",")]):
+        parser.error(f"--gpus {absent[0]}: GPUs are counted among CUDA_VISIBLE_DEVICES={names}, from 0 to {names.count(',')}")
     by_length = [[Cell(mask, seqlen, args.head_dim) for mask in args.masks] for seqlen in args.seqlens]
     other_dims = [Cell(mask, 8192, dim) for dim in args.also_head_dims for mask in OTHER_DIMS if mask in args.masks]
     cells = [cell for part in (*by_length[:1], other_dims, *by_length[1:]) for cell in part]
@@ -220,9 +223,9 @@ class Worker:
 
 
 def _visible(gpu: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a worker on GPU number `gpu` of those that are visible here, or that it is called."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return str(gpu) if names == [""] or str(gpu) in names else names[gpu]
+    """CUDA_VISIBLE_DEVICES of a worker on GPU number `gpu` of those that are visible here."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return names.split(",")[gpu] if names else str(gpu)
 
 
 # ---------------------------------------------------------------- the printed table

@@ -42,7 +42,18 @@ from torch import Tensor
 import maskc
 from benchmarks.digest import digest
 from benchmarks.masks import mask_case
-from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS, Cell, Rank, Run, alone, exchanged, gathered, torch_context_parallel
+from benchmarks.overlap_ways import (
+    HEAD_DIM,
+    ON_GPUS,
+    Cell,
+    Rank,
+    Run,
+    alone,
+    exchanged,
+    exit_codes,
+    gathered,
+    torch_context_parallel,
+)
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.kernels import KERNELS, Request
@@ -365,14 +376,7 @@ def main(argv: list[str] | None = None) -> int:
     command = [sys.executable, "-m", "benchmarks.overlap_gpus", *(argv if argv is not None else sys.argv[1:])]
     command += ["--meet", tempfile.mktemp(prefix="maskc-bench-"), "--until", str(until)]
     ranks = [subprocess.Popen([*command, "--rank", str(r)], env=environment) for r in range(args.gpus)]
-    codes = []
-    for process in ranks:
-        try:
-            codes.append(process.wait(max(1.0, until + 10 - time.time())))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            codes.append(-1)
-    return int(any(codes))
+    return int(any(exit_codes(ranks, until + 10)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import maskc
 from benchmarks.digest import digest
 from benchmarks.masks import mask_case
 from benchmarks.overlap_gpus import MASKS, compile_all
-from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS
+from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS, exit_codes
 from benchmarks.train_ablation import INSIDE, LINK_RATE
 from benchmarks.train_link import Link, Memory, part_of
 from maskc.runtime.localize import localize
@@ -176,14 +176,7 @@ def main() -> int:
     command = [sys.executable, "-m", "benchmarks.overlap_nodes", *sys.argv[1:]]
     command += ["--meet", tempfile.mktemp(prefix="maskc-nodes-"), "--until", str(until)]
     nodes = [subprocess.Popen([*command, "--node", str(n)]) for n in range(NODES)]
-    codes = []
-    for process in nodes:
-        try:
-            codes.append(process.wait(max(1.0, until + 20 - time.time())))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            codes.append(-1)
-    return int(any(codes))
+    return int(any(exit_codes(nodes, until + 20)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +22,18 @@ from maskc.runtime.plan import plan as make_plan
 
 HEAD_DIM = 128
 ON_GPUS = torch.cuda.is_available()
+
+
+def exit_codes(processes: Sequence[subprocess.Popen[Any]], until: float) -> list[int]:
+    """How processes ended, in order; those that outlive `until` (time.time()) are killed, -1."""
+    codes = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(1.0, until - time.time())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append(-1)
+    return codes
 
 
 @dataclass(frozen=True)

@@ -236,8 +236,3 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int) 
         if last[source] == piece:
             steps.append(("copy", Put(Word("done", source, rank), epoch)))
     return steps
-
-
-def readers_of(plans: Sequence[OverlapPlan], rank: int) -> tuple[int, ...]:
-    """The ranks that copy from `rank`."""
-    return tuple(p.rank for p in plans if rank in p.sources)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, assert_never
 
+from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import HALVES, Attend, Begin, Fill, Operation, Pull, Push, Put, Settle, Step, Stream, Sum, Wait, Word
 
 TORN = -1
@@ -230,3 +231,8 @@ def _advanced(state: State, rank: int, stream: int, at: At) -> State:
 
 def _with(items: Any, index: int, value: Any) -> Any:
     return (*items[:index], value, *items[index + 1 :])
+
+
+def readers_of(plans: Sequence[OverlapPlan], rank: int) -> tuple[int, ...]:
+    """The ranks that copy from `rank`."""
+    return tuple(p.rank for p in plans if rank in p.sources)

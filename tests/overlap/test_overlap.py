@@ -25,9 +25,10 @@ from maskc.runtime.overlap import STOPPED, Overlapped
 from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.protocol import Epochs, Turn, Word, readers_of
+from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
+from tests.overlap.explorer import readers_of
 
 CPU = torch.device("cpu")
 

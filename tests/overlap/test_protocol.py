@@ -24,10 +24,9 @@ from maskc.runtime.protocol import (
     Wait,
     backward_steps,
     call_steps,
-    readers_of,
     regrouped,
 )
-from tests.overlap.explorer import Explorer, Violation
+from tests.overlap.explorer import Explorer, Violation, readers_of
 
 Program = list[Step]
 Mutation = Callable[[Program], Program]
