@@ -14,7 +14,8 @@ from maskc.codegen.forward import forward_source, forward_spec, schedule_source,
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec_bwd import select_backward
-from maskc.runtime.hopper import mask_form
+from maskc.runtime.hopper import DTYPES, mask_form
+from tests.gpu import check
 from tests.gpu.cases import Case
 from tests.gpu.inputs import random_vectors, suite_mask
 
@@ -42,12 +43,13 @@ def sources(case: Case) -> Iterator[CudaSource]:
     if vectors is None:
         return
     form = mask_form(vectors)
-    spec = forward_spec(form, case.head_dim, case.dtype)
+    dtype = DTYPES[check.DTYPES[case.dtype]]
+    spec = forward_spec(form, case.head_dim, dtype)
     yield forward_source(spec)
     if spec.packed:
         yield schedule_source(schedule_spec(form, case.head_dim))
     if case.direction == "bwd":
-        yield select_backward(form, case.head_dim, case.dtype, deterministic=case.deterministic).source()
+        yield select_backward(form, case.head_dim, dtype, deterministic=case.deterministic).source()
 
 
 def _vectors(case: Case) -> BoundaryVectors | None:
