@@ -3,6 +3,7 @@
     python -m benchmarks.train [--model dense moe] [--attention maskc flex sdpa] [--seqlen 8192 ...] [--out FILE]
     python -m benchmarks.train --ablate [--world 8]
     python -m benchmarks.train --gpus 2 [--seqlen 32768]
+    python -m benchmarks.train [...] --resume
 
 A step is: bind the documents of a new batch, forward, loss, backward, AdamW. Documents change at every step. The attentions
 take turns step by step, on the same batches and from the same weights, so that clocks and heat meet all alike. Of `--steps`
@@ -10,8 +11,8 @@ steps the `--drop` fastest and slowest are left out; what remains gives mean and
 and backward of all layers' attention alone, on random tensors of the same shapes and the last batch's mask.
 
 `--ablate` is the paper's ablation on simulated ranks, see `benchmarks.train_ablation`; `--gpus N` splits the sequence over N
-GPUs, see `benchmarks.train_gpus`. All write to one file and keep what the others wrote there, if it is of the same sources
-and device.
+GPUs, see `benchmarks.train_gpus`. All write to one file, after every row, and keep what the others wrote there, if it is of the
+same sources and device. `--resume` goes on where an earlier call was ended: rows that are there with as many steps are kept.
 
 Without a GPU everything runs small and in fp32 or fp64, to be tested; such times say nothing and are not written by default.
 """
@@ -22,11 +23,11 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, replace
+from functools import cache, partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,11 +38,16 @@ from benchmarks.train_model import Attend, Shape
 from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
 
 RESULTS = Path(__file__).parent / "results" / "train.json"
+IDENTITY = ("model", "shape", "attention", "row", "seqlen", "batch", "sparsity", "ranks", "link", "gpus")
+"""What a row is, beside what was measured."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 WARM = 2
 """Steps before any is timed."""
 DENSE_MASK_BYTES = 256 << 20
 """SDPA's mask may take this much; it makes a 16-bit copy of it, and reads it for every head."""
+
+
+Row: TypeAlias = dict[str, Any]
 
 
 class CannotRun(Exception):
@@ -214,7 +220,7 @@ def compare(names: Sequence[str], shape: Shape, s: Setting, sparsity: float) -> 
 
 def shapes(a: argparse.Namespace) -> dict[str, Shape]:
     dense = Shape(a.layers, a.width, a.heads, a.kv_heads, a.head_dim, a.hidden, a.vocabulary)
-    return {"dense": dense, "moe": Shape(**{**asdict(dense), "experts": a.experts, "active": a.active})}
+    return {"dense": dense, "moe": replace(dense, hidden=a.expert_hidden, experts=a.experts, active=a.active)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -222,7 +228,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", nargs="+", choices=("dense", "moe"), default=None, help="default: both; with --ablate, dense")
     p.add_argument("--attention", nargs="+", choices=tuple(ATTENTION), default=list(ATTENTION))
     p.add_argument(
-        "--seqlen", type=int, nargs="+", default=None, help="default 8192; with --ablate and --gpus 32768, for all ranks"
+        "--seqlen", type=int, nargs="+", default=None, help="default 8192; with --gpus 32768; with --ablate 8192 a rank"
     )
     p.add_argument("--batch", type=int, default=1)
     p.add_argument("--sparsity", type=float, default=0.86, help="share of cells that the document masks hide")
@@ -233,6 +239,7 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(f"--{name}", type=int, default=value)
     p.add_argument("--vocabulary", type=int, default=32_000)
     p.add_argument("--experts", type=int, default=16)
+    p.add_argument("--expert-hidden", type=int, default=2048, help="two active ones do the work of the dense MLP")
     p.add_argument("--active", type=int, default=2, help="experts a token goes to")
     p.add_argument("--dtype", choices=tuple(DTYPES), default=None, help="bf16 on a GPU, fp32 on a CPU")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -242,7 +249,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--link", choices=("host", "peer"), default="host", help="--ablate: other ranks in host memory, or on a second GPU"
     )
-    p.add_argument("--seconds", type=float, default=inf, help="--ablate: for all rows; later ones then have fewer steps")
+    p.add_argument("--seconds", type=float, default=inf, help="--ablate: begin no row after so many")
+    p.add_argument("--resume", action="store_true", help="keep the rows of the file that have as many steps")
     p.add_argument("--out", type=Path, default=None, help=f"default on a GPU: {RESULTS.name}; on a CPU nothing is written")
     return p
 
@@ -264,36 +272,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dtype = DTYPES[a.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU: times say nothing about GPUs"
     print(f"{name}; torch {torch.__version__}; {dtype}")
-    out = a.out or (RESULTS if device.type == "cuda" else None)
-    rows: list[dict[str, Any]] = []
+    key = "ablation" if a.ablate else "gpus" if a.gpus > 1 else "rows"
+    file = File(a.out or (RESULTS if device.type == "cuda" else None), name, key, a.resume)
     for model in a.model or (["dense"] if a.ablate else ["dense", "moe"]):
-        for seqlen in a.seqlen or [32_768 if a.ablate or a.gpus > 1 else 8192]:
+        for seqlen in a.seqlen or [8192 * a.world if a.ablate else 32_768 if a.gpus > 1 else 8192]:
             s = Setting(device, dtype, seqlen, a.batch, steps, drop)
-            for row in run(shapes(a)[model], s, a):
-                rows.append({"model": model, **row})
-                print(line(rows[-1]), flush=True)
-                if out is not None:
-                    key = "ablation" if a.ablate else "gpus" if a.gpus > 1 else "rows"
-                    record(out, name, rows, key, asdict(shapes(a)[model]))
+            shape = shapes(a)[model]
+            of = {"model": model, "shape": asdict(shape)}
+            for row in run(shape, s, a, partial(file.there, steps, of)):
+                file.put({**of, **row})
+                print(line({**of, **row}), flush=True)
     return 0
 
 
-def run(shape: Shape, s: Setting, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run(shape: Shape, s: Setting, a: argparse.Namespace, there: Callable[[Row], bool]) -> Iterator[Row]:
+    """The rows that are not `there` already."""
     if a.ablate:
-        yield from train_ablation.rows(shape, s, a.world, a.link, a.seconds)
-    elif a.gpus > 1:
-        yield from train_gpus.rows(shape, s, a.gpus, a.sparsity)
-    else:
-        yield from compare(a.attention, shape, s, a.sparsity)
+        yield from train_ablation.rows(shape, s, a.world, a.link, a.seconds, there)
+        return
+    every = train_gpus.rows(shape, s, a.gpus, a.sparsity) if a.gpus > 1 else compare(a.attention, shape, s, a.sparsity)
+    names = [{"gpus": a.gpus, "row": w.name} for w in train_gpus.WAYS] if a.gpus > 1 else [{"attention": n} for n in a.attention]
+    same = {"seqlen": s.seqlen, "sparsity": a.sparsity, **({} if a.gpus > 1 else {"batch": s.batch})}
+    if not all(there({**same, **name}) for name in names):
+        yield from every
 
 
-def record(path: Path, device: str, rows: list[dict[str, Any]], key: str, shape: dict[str, Any]) -> None:
-    """Write the rows under `key`, beside those of the other key where device and sources are the same."""
-    head = {"device": device, "torch": torch.__version__, "digest": _digest()}
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    kept = before if all(before.get(n) == v for n, v in head.items()) else {}
-    data = {**kept, **head, "shape": shape, key: rows}
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+class File:
+    """The rows under one key of the file, beside those of other keys where device and sources are the same.
+
+    path: None for no file. resume: begin with the rows that are there.
+    """
+
+    def __init__(self, path: Path | None, device: str, key: str, resume: bool) -> None:
+        self.path, self.key = path, key
+        self.head = {"device": device, "torch": torch.__version__, "digest": _digest() if path is not None else ""}
+        before = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
+        self.kept = before if all(before.get(n) == v for n, v in self.head.items()) else {}
+        self.rows: list[Row] = list(self.kept.get(key, ())) if resume else []
+
+    def there(self, steps: int, of: Row, what: Row) -> bool:
+        """Whether there is a row of so many steps that is this."""
+        return any(r.get("steps", 0) >= steps for r in self.rows if all(r.get(n) == v for n, v in {**of, **what}.items()))
+
+    def put(self, row: Row) -> None:
+        """In the place of a row that is the same but for what was measured."""
+        names = [n for n in row if n in IDENTITY]
+        at = next((i for i, r in enumerate(self.rows) if all(r.get(n) == row[n] for n in names)), len(self.rows))
+        self.rows[at : at + 1] = [row]
+        if self.path is not None:
+            data = {**self.kept, **self.head, self.key: self.rows}
+            self.path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 @cache

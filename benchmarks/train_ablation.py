@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
@@ -88,12 +88,19 @@ ROWS = (
 )
 
 
-def rows(shape: Shape, s: Setting, world: int, link: Kind = "host", limit: float = inf) -> Iterator[dict[str, Any]]:
+def rows(
+    shape: Shape,
+    s: Setting,
+    world: int,
+    link: Kind = "host",
+    limit: float = inf,
+    there: Callable[[dict[str, Any]], bool] = lambda _: False,
+) -> Iterator[dict[str, Any]]:
     """The rows of `ROWS` for every set of documents: step time, and tokens/s of the whole group if no rank is slower.
 
-    limit: seconds for all; where they do not reach, rows have fewer steps, which they say.
+    there: rows, by what they are, that are not wanted again. limit: seconds after which no further row is begun.
     """
-    ends, left = time.monotonic() + limit, len(SPARSITIES) * len(ROWS)
+    ends = time.monotonic() + limit
     key_shape = KeyShape(1, shape.kv_heads, shape.head_dim, shape.head_dim, s.dtype)
     memory = Memory(s.seqlen, key_shape, s.device, link)
     if s.device.type == "cuda":
@@ -102,11 +109,20 @@ def rows(shape: Shape, s: Setting, world: int, link: Kind = "host", limit: float
     for sparsity in SPARSITIES:
         packs = [documents(s.seqlen, sparsity, seed) for seed in range(PACKS)]
         for variant in ROWS:
-            what = {"row": variant.name, "ranks": world, "nodes": NODES, "simulated": True, "link": link, "seqlen": s.seqlen}
-            sparse = {"sparsity": sparsity, "hidden": statistics.mean(map(hidden, packs))}
-            share = (ends - time.monotonic()) / left
-            yield {**what, **sparse, **measured(variant, packs, shape, s, world, memory, trainer, share)}
-            left -= 1
+            what: dict[str, Any] = {
+                "row": variant.name,
+                "ranks": world,
+                "nodes": NODES,
+                "simulated": True,
+                "link": link,
+                "seqlen": s.seqlen,
+            }
+            what |= {"sparsity": sparsity, "hidden": statistics.mean(map(hidden, packs))}
+            if there(what):
+                continue
+            if time.monotonic() > ends:
+                return
+            yield {**what, **measured(variant, packs, shape, s, world, memory, trainer)}
 
 
 def compile_all(shape: Shape, s: Setting, world: int) -> None:
@@ -139,10 +155,8 @@ def measured(
     world: int,
     memory: Memory,
     trainer: Trainer,
-    limit: float,
 ) -> dict[str, Any]:
-    """The figures of one row, or why there are none. limit: seconds."""
-    ends = time.monotonic() + limit
+    """The figures of one row, or why there are none."""
     times: list[tuple[float, float]] = []
     ranks: list[Rank] = []
     try:
@@ -152,10 +166,7 @@ def measured(
             rank = slowest(spec, p, variant.executor, memory, shape, s)
             batch = rank.batch(packed(lengths, s, shape.vocabulary, torch.Generator().manual_seed(number)))
             steps = s.steps // len(packs) + (number < s.steps % len(packs))
-            found = [trainer.step(rank, batch) for _ in range(WARM)]
-            left = (ends - time.monotonic()) / found[-1][0] / (len(packs) - number)
-            steps = int(min(steps, max(left, (2 * s.drop + 5) / len(packs))))
-            times += [trainer.step(rank, batch) for _ in range(steps)]
+            times += [trainer.step(rank, batch) for _ in range(WARM + steps)][WARM:]
             ranks.append(rank)
     except MaskcError as e:
         return {"problem": str(e)}

@@ -82,7 +82,8 @@ def packed(lengths: list[int], s: Setting, vocabulary: int, generator: torch.Gen
 def new_model(shape: Shape, s: Setting) -> tuple[Decoder, torch.optim.Optimizer]:
     """Equal for every call of one shape."""
     torch.manual_seed(0)
-    model = Decoder(shape).to(s.device, s.dtype)
+    with s.device:
+        model = Decoder(shape).to(s.dtype)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=s.device.type == "cuda")
 
 

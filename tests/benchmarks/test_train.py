@@ -17,7 +17,7 @@ from maskc.runtime.transport import KeyShape, head_major
 
 SMALL = (
     "--device cpu --dtype fp64 --seqlen 80 --steps 3 --drop 1 --layers 2 --width 32 --heads 4 --kv-heads 2 --head-dim 16"
-    " --hidden 32 --vocabulary 50 --experts 4 --world 3"
+    " --hidden 32 --expert-hidden 16 --vocabulary 50 --experts 4 --world 3"
 )
 SHAPE = Shape(1, 16, 2, 1, 8, 24, 50, experts=5, active=2)
 
@@ -100,10 +100,32 @@ def test_the_ablation_has_six_rows_for_every_set_of_documents(tmp_path: Path, mo
         assert of["full"]["received_mb"] <= of["+ HCC-IPO + overlap, pruning off"]["received_mb"]
 
 
-def test_an_ablation_that_is_late_takes_fewer_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_ablation, "ROWS", train_ablation.ROWS[-1:])
-    found = rows(tmp_path, "--ablate", "--world", "4", "--layers", "1", "--steps", "30", "--drop", "1", "--seconds", "0")
-    assert [r["steps"] for r in found] == [7] * len(train_ablation.SPARSITIES)
+def test_an_ablation_that_was_ended_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are there stay as they are, one with fewer steps is taken anew in its place."""
+    arguments = ("--ablate", "--world", "4", "--layers", "1", "--resume")
+    with pytest.raises(FileNotFoundError):
+        rows(tmp_path, *arguments, "--seconds", "0")
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ablation, "SPARSITIES", train_ablation.SPARSITIES[:1])
+        patch.setattr(train_ablation, "ROWS", train_ablation.ROWS[:3])
+        first = rows(tmp_path, *arguments)
+    out = tmp_path / "train.json"
+    found = json.loads(out.read_text())
+    found["ablation"][1]["steps"] = 2
+    out.write_text(json.dumps(found))
+    every = rows(tmp_path, *arguments)
+    names = [v.name for v in train_ablation.ROWS]
+    assert [(r["sparsity"], r["row"]) for r in every] == [(s, n) for s in train_ablation.SPARSITIES for n in names]
+    assert [r == f for r, f in zip(every, first, strict=False)] == [True, False, True]
+    assert every == rows(tmp_path, *arguments)
+    assert [r["steps"] for r in rows(tmp_path, *arguments, "--steps", "4")] == [4] * len(every)
+
+
+def test_attentions_are_not_timed_twice(tmp_path: Path) -> None:
+    only = ("--model", "dense", "--attention", "maskc", "sdpa")
+    first = rows(tmp_path, *only)
+    assert rows(tmp_path, *only, "--resume") == first
+    assert rows(tmp_path, *only) != first
 
 
 def _ablated(variant: train_ablation.Variant) -> tuple[maskc.BoundMask, Any, train_link.Memory, Shape, train_steps.Setting]:
