@@ -126,7 +126,7 @@ class KernelSpec:
     block_q, block_kv: tile sizes in rows and keys; each of `warp_groups` consumer warp groups owns 64 rows.
     *_slots: depths of the shared-memory rings. queue_runs: runs of KV blocks that one queue slot holds.
     scheduler: static = item i goes to CTA i mod grid; dynamic = next free CTA; lpt = dynamic, longest rows first inside
-    a group of heads; giants = lpt, with the longest rows of all heads before everything else.
+    a group of heads; giants = lpt, with the longest rows of all heads, group by group, before everything else.
     queue: who classifies KV blocks, the generator warp or the schedule kernel (whose overflowing rows the generator
     takes back). headroom_log2: a row's reference starts this many powers of two above its maximum, and O is rescaled when
     scores outgrow it.

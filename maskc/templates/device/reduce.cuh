@@ -8,13 +8,9 @@ DEVICE void red_add_v4(float* dst, float a, float b, float c, float d) {
 }
 
 // Flags in global memory that order the work of blocks.
-DEVICE int load_acquire(const int* p) {
-  int v;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-DEVICE u32 load_acquire(const u32* p) {
-  u32 v;
+template <class T>
+DEVICE T load_acquire(const T* p) {
+  T v;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
