@@ -9,6 +9,7 @@ from math import exp, log
 from typing import Any
 
 from benchmarks.charts import Interval, bars, lines, number, table, whiskers
+from benchmarks.records import standard
 
 Data = dict[str, Any]
 Row = dict[str, Any]
@@ -41,9 +42,9 @@ TIMES = ("peer", "mask", "seqlen", "batch", "heads", "kv_heads", "head_dim", "fw
 
 
 def gains(data: Data) -> dict[str, dict[tuple[int, str], float]]:
-    """Per peer and (length, mask): its time over maskc's, forward and backward together, of cells that both ran."""
+    """Per peer and (length, mask): its time over maskc's, forward and backward together, of standard cells that both ran."""
     cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-    for r in rows_of(data, TIMES):
+    for r in filter(standard, rows_of(data, TIMES)):
         cells[tuple(r[n] for n in TIMES[1:7])][r["peer"]] = r["fwd_ms"] + r["bwd_ms"]
     out: dict[str, dict[tuple[int, str], float]] = defaultdict(dict)
     for (mask, seqlen, *_), times in cells.items():
@@ -79,18 +80,24 @@ def gain_by_length(data: Data) -> str:
 
 
 def rates(data: Data) -> str:
-    """TFLOP/s by exact density, forward / backward, a table per length."""
+    """TFLOP/s by exact density, forward / backward, a table per head dim, heads and length."""
     rows = rows_of(data, (*TIMES, "density"))
     peers = list(dict.fromkeys(r["peer"] for r in rows))
     out = []
-    for seqlen in sorted({r["seqlen"] for r in rows}):
+    for kind in sorted({_kind(r) for r in rows}, key=lambda k: (k[0] != 128, k)):
         here: dict[str, dict[str, str]] = defaultdict(dict)
-        for r in (r for r in rows if r["seqlen"] == seqlen):
-            flop = 4 * r["batch"] * r["heads"] * seqlen**2 * r["head_dim"] * r["density"]
+        for r in (r for r in rows if _kind(r) == kind):
+            flop = 4 * r["batch"] * r["heads"] * r["seqlen"] ** 2 * r["head_dim"] * r["density"]
             here[r["mask"]][r["peer"]] = f"{flop / r['fwd_ms'] / 1e9:.0f} / {2.5 * flop / r['bwd_ms'] / 1e9:.0f}"
         body = [[mask, *(cells.get(p, "–") for p in peers)] for mask, cells in here.items()]
-        out.append(f"<h3>{length(seqlen)} tokens</h3>" + table(["mask", *peers], body))
+        dim, seqlen, heads = kind
+        others = "" if dim == 128 and heads == 32 * 131072 // seqlen else f", head dim {dim}, {heads} heads in all"
+        out.append(f"<h3>{length(seqlen)} tokens{others}</h3>" + table(["mask", *peers], body))
     return "".join(out)
+
+
+def _kind(r: Row) -> tuple[int, int, int]:
+    return r["head_dim"], r["seqlen"], r["batch"] * r["heads"]
 
 
 def reference(data: Data) -> str:

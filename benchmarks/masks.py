@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import maskc
+
+if TYPE_CHECKING:
+    from maskc.boundary import BoundaryVectors
 
 LAYOUTS = Path(__file__).parents[1] / "tests" / "data" / "layouts.json"
 GLOBALS = 16
@@ -63,8 +66,20 @@ def density(case: MaskCase) -> float:
     """Visible cells over all cells, exact."""
     from maskc.pictures import visible_pairs
 
-    v = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors()
+    v = _vectors(case)
     return visible_pairs(v) / (v.batch * v.heads * v.nq * v.nk)
+
+
+def tile_density(case: MaskCase) -> float:
+    """Tiles of 128 x 128 with a visible cell over all tiles: what some papers take for the density."""
+    from maskc.tiles import TileClass, classify
+
+    classes = classify(_vectors(case), 128, 128)
+    return float((classes != TileClass.SKIP).double().mean())
+
+
+def _vectors(case: MaskCase) -> BoundaryVectors:
+    return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors()
 
 
 def documents(seqlen: int, layout: int = 0) -> Layout:

@@ -49,6 +49,11 @@ def rows_of(name: str, *needed: str, key: str = "rows") -> list[Row]:
     return found
 
 
+def standard(r: Row) -> bool:
+    """Whether a row of attention.json is a cell of the twelve masks' benchmark: head dim 128, 32 heads, 131072 tokens a call."""
+    return bool(r["head_dim"] == 128 and r["heads"] == r["kv_heads"] == 32 and r["batch"] * r["seqlen"] == 131072)
+
+
 def table(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -5,35 +5,45 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 
-from benchmarks.records import NoData, Row, gmean, length, origin, results, rows_of, spread, table
+from benchmarks.masks import NAMES, mask_case, tile_density
+from benchmarks.records import NoData, Row, gmean, length, origin, results, rows_of, spread, standard, table
 
 YARDSTICK = "flex"
-TIMES = ("mask", "peer", "seqlen", "fwd_ms", "bwd_ms")
-KERNELS = ("flex-flash", "flashmask", "magi", "fa4", "fa3", "cudnn")
-"""Peers beside the yardstick, in the order of tables."""
+TIMES = ("mask", "peer", "seqlen", "batch", "heads", "kv_heads", "head_dim", "density", "fwd_ms", "bwd_ms")
+ORDER = (YARDSTICK, "flashmask", "flex-flash", "fa4", "fa3", "cudnn", "magi")
+"""Peers in the order of tables."""
+LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
+"""Of the whole table."""
 
 
-def _cells(seqlen: int) -> dict[str, dict[str, Row]]:
-    """Mask -> peer -> row, of cells that maskc and FlexAttention both ran."""
-    found: dict[str, dict[str, Row]] = defaultdict(dict)
+def cells(seqlen: int) -> dict[str, dict[str, Row]]:
+    """Mask -> peer -> row of the standard cells that maskc ran, in the order of the masks."""
+    found: dict[str, dict[str, Row]] = {mask: {} for mask in NAMES}
     for r in rows_of("attention", *TIMES):
-        if r["seqlen"] == seqlen:
+        if standard(r) and r["seqlen"] == seqlen:
             found[r["mask"]][r["peer"]] = r
-    return {mask: cell for mask, cell in found.items() if {"maskc", YARDSTICK} <= set(cell)}
+    return {mask: cell for mask, cell in found.items() if "maskc" in cell}
+
+
+def _compared(seqlen: int) -> dict[str, dict[str, Row]]:
+    """Those that FlexAttention ran, too."""
+    return {mask: cell for mask, cell in cells(seqlen).items() if YARDSTICK in cell}
 
 
 def _lengths() -> list[int]:
-    return sorted({r["seqlen"] for r in rows_of("attention", *TIMES)})
+    return sorted({r["seqlen"] for r in rows_of("attention", *TIMES) if standard(r)})
 
 
-def _both(row: Row) -> float:
+def both(row: Row) -> float:
+    """Milliseconds forward and backward."""
     return float(row["fwd_ms"] + row["bwd_ms"])
 
 
 def gains(seqlen: int = 8192) -> dict[str, float]:
     """Mask -> time of FlexAttention over time of maskc, forward and backward together, in one process."""
-    return {mask: _both(cell[YARDSTICK]) / _both(cell["maskc"]) for mask, cell in _cells(seqlen).items()}
+    return {mask: both(cell[YARDSTICK]) / both(cell["maskc"]) for mask, cell in _compared(seqlen).items()}
 
 
 def _every_gain() -> list[float]:
@@ -44,41 +54,103 @@ def _every_gain() -> list[float]:
     return found
 
 
-def _rates(row: Row) -> str:
+def rates(row: Row) -> tuple[float, float, float]:
+    """TFLOP/s by exact density: forward, backward, both."""
     flop = 4 * row["batch"] * row["heads"] * row["seqlen"] ** 2 * row["head_dim"] * row["density"] / 1e9
-    return f"{flop / row['fwd_ms']:.0f} / {2.5 * flop / row['bwd_ms']:.0f} / {3.5 * flop / _both(row):.0f}"
+    return flop / row["fwd_ms"], 2.5 * flop / row["bwd_ms"], 3.5 * flop / both(row)
 
 
-def _best_peers(seqlen: int) -> dict[str, tuple[str, float]]:
-    """Mask -> (the fastest other kernel, its rate over FlexAttention's), in the run itself or in that of peers alone."""
-    rates: dict[str, dict[str, float]] = defaultdict(dict)
+def _rates(row: Row) -> str:
+    return " / ".join(f"{r:.0f}" for r in rates(row))
+
+
+def earlier(seqlen: int) -> dict[str, dict[str, float]]:
+    """Mask -> peer -> its gain over FlexAttention in the run of peers alone."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for r in rows_of("peers", "both_tflops"):
+        if r["seqlen"] == seqlen:
+            found[r["mask"]][r["peer"]] = r["both_tflops"]
+    return {m: {p: x / f[YARDSTICK] for p, x in f.items() if p != YARDSTICK} for m, f in found.items() if YARDSTICK in f}
+
+
+def best_peers(seqlen: int) -> dict[str, tuple[str, float]]:
+    """Mask -> (the fastest other kernel, its gain over FlexAttention), of the run itself and that of peers alone."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
     with suppress(NoData):
-        for r in rows_of("peers", "both_tflops"):
-            if r["seqlen"] == seqlen:
-                rates[r["mask"]][f"{r['peer']}, earlier" if r["peer"] != YARDSTICK else YARDSTICK] = r["both_tflops"]
-    for mask, cell in _cells(seqlen).items():
-        if any(peer in KERNELS for peer in cell):
-            rates[mask] = {peer: 1 / _both(r) for peer, r in cell.items() if peer != "maskc"}
-    found = {m: (max((p for p in f if p != YARDSTICK), key=f.__getitem__, default=None), f) for m, f in rates.items()}
-    return {m: (p, f[p] / f[YARDSTICK]) for m, (p, f) in found.items() if p is not None and YARDSTICK in f}
+        for mask, gain in earlier(seqlen).items():
+            found[mask] = {f"{peer}, earlier": x for peer, x in gain.items()}
+    for mask, cell in _compared(seqlen).items():
+        found[mask] |= {p: both(cell[YARDSTICK]) / both(r) for p, r in cell.items() if p not in ("maskc", YARDSTICK)}
+    return {mask: max(f.items(), key=lambda x: x[1]) for mask, f in found.items() if f}
+
+
+@cache
+def _by_tiles(mask: str, seqlen: int) -> float:
+    return tile_density(mask_case(mask, seqlen, heads=1))
 
 
 def kernels(seqlen: str = "8192") -> str:
     """Every mask at one length."""
     n = int(seqlen)
-    cells, found, peers = _cells(n), gains(n), _best_peers(n)
-    if not cells:
+    there, found, peers = cells(n), gains(n), best_peers(n)
+    if not there:
         raise NoData("attention", f"{length(n)} tokens")
     body: list[Sequence[object]] = []
-    for mask, cell in cells.items():
-        ours, flex = cell["maskc"], cell[YARDSTICK]
-        times = [f"{r['fwd_ms']:.2f} / {r['bwd_ms']:.2f}" for r in (ours, flex)]
+    for mask, cell in there.items():
+        ours, flex = cell["maskc"], cell.get(YARDSTICK)
+        times = [f"{r['fwd_ms']:.2f} / {r['bwd_ms']:.2f}" if r else "cannot" for r in (ours, flex)]
+        tiles = _by_tiles(mask, n)
+        density, rate = f"{ours['density']:.3f} ({tiles:.3f})", f"{_rates(ours)} ({rates(ours)[2] * tiles / ours['density']:.0f})"
         best = "{1:.2f} ({0})".format(*peers[mask]) if mask in peers else ""
-        body.append([mask, f"{ours['density']:.3f}", *times, _rates(ours), f"**{found[mask]:.2f}**", best])
-    compared = [peers[m][1] for m in cells if m in peers]
-    mean = f"{gmean(compared):.3f}" if len(compared) == len(cells) else ""
-    body.append(["geometric mean", "", "", "", "", f"**{gmean(found.values()):.3f}**", mean])
-    return table(["mask", "density", "maskc ms", "FlexAttention ms", "maskc TFLOP/s", "gain", "best other gain"], body)
+        over = f"{found[mask] / peers[mask][1]:.2f}" if mask in found and mask in peers else ""
+        body.append([mask, density, *times, rate, f"**{found[mask]:.2f}**" if mask in found else "", best, over])
+    compared = {m: peers[m][1] for m in found if m in peers}
+    mean = [f"{gmean(x):.3f}" if compared else "" for x in (compared.values(), [found[m] / x for m, x in compared.items()])]
+    body.append(["geometric mean", "", "", "", "", f"**{gmean(found.values()):.3f}**" if found else "", *mean])
+    head = [
+        "mask",
+        "density (by tiles)",
+        "maskc ms",
+        "FlexAttention ms",
+        "maskc TFLOP/s (by tiles)",
+        "gain",
+        "best other gain",
+        "over it",
+    ]
+    return table(head, body)
+
+
+def head_dims() -> str:
+    """Head dims other than 128, at 8K."""
+    there: dict[tuple[int, str], dict[str, Row]] = defaultdict(dict)
+    for r in rows_of("attention", *TIMES):
+        if r["head_dim"] != 128:
+            there[r["head_dim"], r["mask"]][r["peer"]] = r
+    body: list[Sequence[object]] = []
+    for (dim, mask), cell in there.items():
+        if "maskc" in cell:
+            times = [
+                f"{r['fwd_ms']:.2f} / {r['bwd_ms']:.2f}" if (r := cell.get(p)) else "" for p in ("maskc", YARDSTICK, "cudnn")
+            ]
+            over = [f"{both(r) / both(cell['maskc']):.2f}" if (r := cell.get(p)) else "" for p in (YARDSTICK, "cudnn")]
+            body.append([dim, mask, *times, _rates(cell["maskc"]), f"**{over[0]}**" if over[0] else "", over[1]])
+    for dim in sorted({dim for dim, _ in there}):
+        body.append(
+            [dim, "geometric mean", "", "", "", "", f"**{gmean(gains_of(dim).values()):.3f}**" if gains_of(dim) else "", ""]
+        )
+    if not body:
+        raise NoData("attention", "other head dims")
+    head = ["head dim", "mask", "maskc ms", "FlexAttention ms", "cudnn ms", "maskc TFLOP/s", "gain", "over cudnn"]
+    return table(head, sorted(body, key=lambda line: int(str(line[0]))))
+
+
+def gains_of(head_dim: int) -> dict[str, float]:
+    """Mask -> gain over FlexAttention at another head dim."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for r in rows_of("attention", *TIMES):
+        if r["head_dim"] == head_dim:
+            found[r["mask"]][r["peer"]] = both(r)
+    return {mask: f[YARDSTICK] / f["maskc"] for mask, f in found.items() if {YARDSTICK, "maskc"} <= set(f)}
 
 
 def gain(what: str) -> str:
@@ -105,13 +177,21 @@ def _summary(found: dict[str, float] | dict[int, float], what: str) -> str:
 
 
 def by_length() -> str:
-    """Time of every peer over maskc's, forward and backward together, per length and over all."""
+    """Time of every peer over maskc's, forward and backward together, per length and over all.
+
+    Peers of the earlier run by way of FlexAttention: maskc's gain over it divided by theirs.
+    """
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for n in _lengths():
-        for cell in _cells(n).values():
+        for cell in cells(n).values():
             for peer, r in cell.items():
                 if peer != "maskc":
-                    found[peer][n].append(_both(r) / _both(cell["maskc"]))
+                    found[peer][n].append(both(r) / both(cell["maskc"]))
+        with suppress(NoData):
+            theirs = earlier(n)
+            for mask, gain in gains(n).items():
+                for peer, x in theirs.get(mask, {}).items():
+                    found[f"{peer}, earlier"][n].append(gain / x)
     if not found:
         raise NoData("attention")
     lengths = sorted({n for by in found.values() for n in by})
@@ -119,7 +199,7 @@ def by_length() -> str:
     def cell(values: list[float]) -> str:
         return f"{spread(values)}, {len(values)}" if values else ""
 
-    order = [p for p in (YARDSTICK, *KERNELS) if p in found] + sorted(set(found) - {YARDSTICK, *KERNELS})
+    order = sorted(found, key=lambda p: (p.endswith("earlier"), ORDER.index(p.removesuffix(", earlier"))))
     body = [
         [p, *(cell(found[p].get(n, [])) for n in lengths), cell([g for n in lengths for g in found[p].get(n, [])])] for p in order
     ]
@@ -128,11 +208,9 @@ def by_length() -> str:
 
 def unmeasured() -> str:
     """A sentence: which masks are missing at which of the recorded lengths."""
-    from benchmarks.masks import NAMES
-
     parts = []
-    for n in sorted({*_lengths(), 8192, 32768, 131072}):
-        missing = [m for m in NAMES if m not in _cells(n)]
+    for n in LENGTHS:
+        missing = [m for m in NAMES if m not in cells(n)]
         if missing:
             which = "every mask" if len(missing) == len(NAMES) else ", ".join(missing)
             parts.append(f"{length(n)}: {which}")
@@ -186,7 +264,7 @@ def peer_rate(which: str) -> str:
 def rate(which: str) -> str:
     """`full,8192`: maskc's forward / backward / both, or that it is not measured."""
     mask, seqlen = which.split(",")
-    cell = _cells(int(seqlen)).get(mask)
+    cell = cells(int(seqlen)).get(mask)
     return _rates(cell["maskc"]) if cell else "not measured yet"
 
 
@@ -285,6 +363,6 @@ def conformance_origin() -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    kernels, gain, gain_all, by_length, unmeasured, rounds, peers, peer_gain, peer_rate, rate, first_step, new_mask, syncs,
-    waits, schedulers, attention_origin, conformance, passed, failed, conformance_origin,
+    kernels, head_dims, gain, gain_all, by_length, unmeasured, rounds, peers, peer_gain, peer_rate, rate, first_step, new_mask,
+    syncs, waits, schedulers, attention_origin, conformance, passed, failed, conformance_origin,
 )  # fmt: skip
