@@ -40,18 +40,21 @@ from maskc.runtime.localize import fold_causal, localize
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
 from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.plan_report import received
-from maskc.runtime.tile_work import TileCosts, tile_work
+from maskc.runtime.tile_work import fitted_seconds, tile_work
 
 ROWS = 8192
 WORLDS = (4, 8, 16, 32)
 MASKS = ("causal_document", "prefix_lm_document", "share_question", "sliding_window", "causal")
 WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
+BALANCED = WAYS[-1]
 FEW_HEADS = 16
 """Query heads where the paper's 64 would take too long; the work of a head does not depend on their number."""
 SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
 LARGE = 8
-"""Ranks above which a round is so long that two are enough."""
+"""Ranks above which a round is so long that two are enough, and one for LPT."""
+FEW_SAMPLES = 8
+"""Fewer samples than this are not fitted."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,9 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
     found = plans(spec, cell.world, ways)
     times: dict[str, Times] = {}
     rounds = min(rounds, 2) if cell.world > LARGE else rounds
-    taken = {way: 1 if p.imbalance >= SETTLED else min(rounds, 2) if way == "LPT" else rounds for way, p in found.items()}
+    taken = {way: rounds if p.imbalance < SETTLED else 1 for way, p in found.items()}
+    if "LPT" in taken:
+        taken["LPT"] = min(taken["LPT"], 1 if cell.world > LARGE else 2)
     if device is not None:
         whole = spec.vectors(case.seqlen, case.seqlen, device)
         jobs = {ALONE: (whole, rounds)}
@@ -239,20 +244,38 @@ def _row(
                 out[f"{direction}_rate_folded"] = alone / getattr(times[FOLDED], direction)
     if times:
         out["ranks_ms"] = [[round(1e3 * t.forward, 4), round(1e3 * t.backward, 4)] for t in ranks]
-    if len(ranks) >= 8 and times:
-        out["fit"] = fit([(rank, t.forward) for rank, t in enumerate(ranks)], v, p)
+    out["ranks_tiles"] = ranks_tiles(v, p)
     return out
 
 
-def fit(samples: Sequence[tuple[int, float]], v: BoundaryVectors, p: AttentionPlan) -> dict[str, int] | str:
-    """Tile costs by least squares over the ranks' forward times, or why they cannot be told."""
+def ranks_tiles(v: BoundaryVectors, p: AttentionPlan) -> list[list[int]]:
+    """PARTIAL tiles, UNMASKED tiles and rows of tiles that have any, of each rank, for one batch item and head."""
     work = tile_work(v, p.rows, p.keys)
-    rows_of = [list(p.rows.chunks_of(rank)) for rank, _ in samples]
-    counts = [[int(x[chunks].sum()) for x in (work.partial, work.unmasked, work.rows)] for chunks in rows_of]
-    try:
-        return asdict(TileCosts.fit([(a, b, c, seconds) for (a, b, c), (_, seconds) in zip(counts, samples, strict=True)]))
-    except ValueError as e:
-        return str(e)
+    chunks = [list(p.rows.chunks_of(rank)) for rank in range(p.world)]
+    return [[int(x[own].sum()) for x in (work.partial, work.unmasked, work.rows)] for own in chunks]
+
+
+def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """What tiles and rows of tiles cost, by least squares over the times of all balanced ranks, per direction.
+
+    Seconds of a call and of a tile with the whole GPU at work, the ratios that a plan needs, and the median deviation of
+    a rank's time from their sum: what else there is to its time.
+    """
+    out: dict[str, dict[str, float]] = {}
+    balanced = [r for r in rows if r["measured"] and r["way"] == BALANCED]
+    for i, direction in enumerate(("forward", "backward")):
+        samples = [
+            (*(n * r["batch"] * r["heads"] for n in tiles), 1e-3 * ms[i])
+            for r in balanced
+            for tiles, ms in zip(r["ranks_tiles"], r["ranks_ms"], strict=True)
+        ]
+        if len(samples) < FEW_SAMPLES:
+            continue
+        call, partial, unmasked, row = fitted_seconds(samples)
+        errors = [abs((call + p * partial + u * unmasked + n * row) / t - 1) for p, u, n, t in samples]
+        out[direction] = {"call_s": call, "unmasked_s": unmasked, "partial": partial / unmasked, "row": row / unmasked}
+        out[direction] |= {"deviation": statistics.median(errors), "samples": len(samples)}
+    return out
 
 
 def line(r: dict[str, Any]) -> str:
@@ -265,6 +288,13 @@ def line(r: dict[str, Any]) -> str:
             f"{r[f'{d}_tflops_per_gpu']:4.0f} TFLOP/s{rate}"
         )
     return "  ".join(cells)
+
+
+def write(path: Path, info: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """The results as JSON, a row a line."""
+    head = json.dumps({**info, "fit": fits(rows)}, indent=1).removesuffix("\n}")
+    body = ",\n".join(f"  {json.dumps(r)}" for r in rows)
+    path.write_text(f'{head},\n "rows": [\n{body}\n ]\n}}\n')
 
 
 def main() -> None:
@@ -298,8 +328,8 @@ def main() -> None:
         made = cell_rows(cell, args.ways, args.rounds, torch.device("cuda") if gpu else None)
         rows += made
         print("\n".join(map(line, made)), flush=True)
-        args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
-    args.out.write_text(json.dumps({**info, "rows": rows}, indent=1) + "\n")
+        write(args.out, info, rows)
+    write(args.out, info, rows)
     if info["not_run"]:
         print("no time left for " + ", ".join(f"{c['mask']} P={c['world']}" for c in info["not_run"]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from benchmarks.records import NoData, Row, length, rows_of, table
+from benchmarks.records import NoData, Row, length, results, rows_of, table
 
 WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
 RATIOS = ((0.0, 0.2), (0.2, 0.5), (0.5, 1.0), (1.0, float("inf")))
@@ -54,12 +54,25 @@ def scaled() -> str:
 
 
 def fits() -> str:
-    """Cost of a PARTIAL tile over an UNMASKED one, fitted to the measured times of eight ranks or more: least to greatest."""
-    fitted = [r["fit"] for r in rows_of("scaling", "fit") if "partial" in r["fit"] and r["world"] >= 8]
-    if not fitted:
+    """Cost of a PARTIAL tile over an UNMASKED one, fitted to the times of all balanced ranks."""
+    return ", ".join(f"{fit['partial']:.2f} {direction}" for direction, fit in _fits().items())
+
+
+def fitted_rows() -> str:
+    """Cost of a row of tiles, in UNMASKED tiles, by the same fit."""
+    return ", ".join(f"{fit['row']:.1f} {direction}" for direction, fit in _fits().items())
+
+
+def fitted_within() -> str:
+    """Median deviation of a rank's time from what its tiles and rows cost."""
+    return ", ".join(f"{100 * fit['deviation']:.1f} % {direction}" for direction, fit in _fits().items())
+
+
+def _fits() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = results("scaling").get("fit", {})
+    if not found:
         raise NoData("scaling")
-    found = [f["partial"] / f["unmasked"] for f in fitted]
-    return f"{min(found):.2f} to {max(found):.2f}"
+    return found
 
 
 def peak(which: str) -> str:
@@ -378,8 +391,8 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, peak, kept, fits, balancer, balance, balance_beside, peaks, inflow,
-    imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
+    scaling, scaling_rates, scaled, peak, kept, fits, fitted_rows, fitted_within,
+    balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
     training_gpus, ablation, ablated, ablation_steps,
 )  # fmt: skip

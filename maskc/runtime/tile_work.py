@@ -32,18 +32,27 @@ class TileCosts:
 
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, int, float]], unit: int = 64) -> TileCosts:
-        """Least squares over measured times: (partial, unmasked, non-empty tile rows, seconds) per sample.
+        """From measured times: (partial, unmasked, non-empty tile rows, seconds) per sample, scaled to `unit` an UNMASKED tile.
 
-        T = c0 + partial * a + unmasked * b + rows * c; the result is scaled so that an UNMASKED tile costs `unit`.
         Times of forward and backward are fitted apart, or added first where one plan serves both. Raises ValueError when
         the times do not grow with the UNMASKED tiles.
         """
-        table = np.array([[1, p, u, r] for p, u, r, _ in samples], dtype=np.float64)
-        seconds = np.array([t for *_, t in samples], dtype=np.float64)
-        _, a, b, c = np.linalg.lstsq(table, seconds, rcond=None)[0]
+        _, a, b, c = fitted_seconds(samples)
         if not b > 0:
             raise ValueError(f"the fitted time of an UNMASKED tile is {b} s; more or other samples are needed")
         return cls(max(1, round(unit * a / b)), unit, max(0, round(unit * c / b)))
+
+
+def fitted_seconds(samples: Sequence[tuple[int, int, int, float]]) -> tuple[float, float, float, float]:
+    """Seconds of (a call, a PARTIAL tile, an UNMASKED tile, a row of tiles): T = c0 + partial a + unmasked b + rows c.
+
+    Least squares of the relative errors, so that long calls weigh no more than short ones. Samples as in `TileCosts.fit`.
+    """
+    table = np.array([[1, p, u, r] for p, u, r, _ in samples], dtype=np.float64)
+    seconds = np.array([t for *_, t in samples], dtype=np.float64)
+    found = np.linalg.lstsq(table / seconds[:, None], np.ones_like(seconds), rcond=None)[0]
+    call, partial, unmasked, row = found.tolist()
+    return call, partial, unmasked, row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

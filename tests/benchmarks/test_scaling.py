@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import scaling
-from benchmarks.scaling import ALONE, MASKS, WAYS, WORLDS, Cell, Shape, Times, cell_rows, cells, line
+from benchmarks.scaling import ALONE, MASKS, WAYS, WORLDS, Cell, Shape, Times, cell_rows, cells, fits, line, write
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +70,27 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert data["rows"] == []
     assert [(c["mask"], c["world"]) for c in data["not_run"]] == [("causal", 4), ("causal", 8)]
     assert "no time left for causal P=4, causal P=8" in capsys.readouterr().out
+
+
+def test_costs_are_fitted_over_all_masks() -> None:
+    """Times that are made of tiles give the costs of those tiles; uneven ways and the model's rows are left out."""
+    cases = [Cell(mask, 4, Shape(8, h, 1, 128)) for h, mask in ((2, "causal_document"), (3, "sliding_window"), (5, "causal"))]
+    rows = [r for cell in cases for r in cell_rows(cell, WAYS, 3, None)]
+    assert fits(rows) == {}
+    for r in rows:
+        scale = r["batch"] * r["heads"] * (1 if r["way"] == "HCC-IPO" else 3)
+        forward = [0.02 + 1e-3 * scale * (1.1 * p + u + 0.5 * n) for p, u, n in r["ranks_tiles"]]
+        r |= {"measured": True, "ranks_ms": [[t, 2.5 * t] for t in forward]}
+    for fit in fits(rows).values():
+        assert (fit["partial"], fit["row"]) == (pytest.approx(1.1), pytest.approx(0.5))
+        assert fit["deviation"] == pytest.approx(0, abs=1e-9)
+        assert fit["samples"] == 12
+    assert fits(rows)["backward"]["call_s"] == pytest.approx(5e-5)
+
+
+def test_the_file_is_json_with_a_line_a_row(tmp_path: Path) -> None:
+    rows = cell_rows(Cell("causal", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
+    write(tmp_path / "scaling.json", {"device": "none", "not_run": []}, rows)
+    text = (tmp_path / "scaling.json").read_text()
+    assert json.loads(text) == {"device": "none", "not_run": [], "fit": {}, "rows": rows}
+    assert text.count("\n") < 20
