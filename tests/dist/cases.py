@@ -65,6 +65,13 @@ def vectors(case: Case) -> BoundaryVectors:
     return replace(v, blocks=table()) if "blocks" in names else v
 
 
+def docs(lengths: list[int], n: int | None = None) -> BoundMask:
+    """Causal documents of these lengths, in `n` rows (default: their sum)."""
+    total = n or sum(lengths)
+    mask = maskc.compile_text("input doc : segments\nmask doc_causal = same(doc) and k <= q")
+    return mask.bind(doc=maskc.segments(lengths=lengths), nq=total, nk=total)
+
+
 def tensors(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """q, k, v, dout, dlse of the whole sequence."""
     g = torch.Generator().manual_seed(case.seed + 1)
