@@ -318,7 +318,7 @@ class Overlapped(KeyBuffer):
 
     def _copy_by_kernel(self, half: int) -> None:
         table, pieces = self._copy_table(half)
-        words = self.words.flags.data_ptr(), self.words.counts.data_ptr()
+        words = self.words.flags.data_ptr(), self.words.copied.data_ptr()
         parts, repeats = 2 * (self.shape.heads // self.groups), getattr(self.transport, "slowness", 1)
         exchange.copy_chunks(table, pieces, parts, words, self.epoch, COPY_CTAS, repeats)
 

@@ -42,21 +42,23 @@ SEND_OPERATIONS = 400
 class Lasting:
     """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
 
-    flags, finished, counts: int32 on the rank's device, a word per piece; counts are zero between kernels. failed: in
-    host memory, not zero once somebody gave up waiting.
+    flags, finished, counts, copied: int32 on the rank's device, a word per piece. counts, of the backward kernel, and
+    copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that no row sees are
+    counted before their keys are there. failed: in host memory, not zero once somebody gave up waiting.
     """
 
     flags: Tensor
     finished: Tensor
     counts: Tensor
+    copied: Tensor
     failed: Tensor
 
     @classmethod
     def of(cls, device: torch.device, slots: int = GATE_SLOTS) -> Lasting:
         """Zeros; the device's are there for every stream once the current stream of the device is."""
-        words = torch.zeros(3, max(1, slots), dtype=torch.int32, device=device)
+        flags, finished, counts, copied = torch.zeros(4, max(1, slots), dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32)
-        return cls(words[0], words[1], words[2], failed.pin_memory() if device.type == "cuda" else failed)
+        return cls(flags, finished, counts, copied, failed.pin_memory() if device.type == "cuda" else failed)
 
 
 class Gradients(NamedTuple):
@@ -164,17 +166,7 @@ class KeyBuffer:
         run = partial(run, scale=scale, dtype=q.dtype, parts=True)
         if not gated:
             return Gradients(*run(spec))
-        tables, words = self._backward_tables(local, q, deterministic), self.words
-        gate = hopper_bwd.GateTables(
-            *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
-            *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
-            round(self.timeout / TICK),
-            self.epoch & 0xFFFFFFFF,
-            len(self.plan.slots) if there else self.plan.own,
-            self.plan.own,
-            len(self.plan.slots),
-            self.shape.heads // self.groups,
-        )
+        gate = self._backward_gate(self._backward_tables(local, q, deterministic), there)
         return Gradients(*run(replace(spec, gated=True), gate=gate, leave=leave))
 
     # ---- places
@@ -205,6 +197,19 @@ class KeyBuffer:
                 return self.transport.address(word)
 
     # ---- tables, and what kernels do on the host
+
+    def _backward_gate(self, tables: BackwardTables, there: bool) -> hopper_bwd.GateTables:
+        words = self.words
+        return hopper_bwd.GateTables(
+            *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
+            *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
+            round(self.timeout / TICK),
+            self.epoch & 0xFFFFFFFF,
+            len(self.plan.slots) if there else self.plan.own,
+            self.plan.own,
+            len(self.plan.slots),
+            self.shape.heads // self.groups,
+        )
 
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
         _supported(local, q, *self._buffer())

@@ -1,0 +1,145 @@
+"""The words that kernels count in, by their own text compiled for the host, over the words that a rank hands them.
+
+The backward kernel and the copy kernel run beside each other, so whatever the order of their counts, each piece gets its
+flag, its gradients are reported when the last tile is stored and not before, and all counts are zero again at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from maskc.codegen.exchange import exchange_source
+from maskc.codegen.spec import MaskForm
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import exchange
+from maskc.runtime.localize import localize
+from maskc.runtime.overlap import COPY_CTAS, Overlapped
+from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
+from maskc.runtime.plan import plan
+from maskc.runtime.transport import HostQueues, KeyShape, Loopback
+from tests.codegen.host import _compile
+from tests.dist.cases import Case, vectors
+
+CPU = torch.device("cpu")
+SPEC = replace(select_backward(MaskForm(lts=True), 128, "bf16"), gated=True)
+_AROUND = """
+#include <algorithm>
+#include <cstdint>
+using std::max;
+typedef unsigned int u32;
+typedef unsigned char u8;
+typedef long long i64;
+struct uint4 {{ u32 x, y, z, w; }};
+struct Index {{ u32 x; }};
+static const Index threadIdx = {{0}};
+static Index blockIdx, gridDim;
+#define DEVICE inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(n)
+constexpr int THREADS = 1, LOADS = 1;
+inline void __syncthreads() {{}}
+inline u32 count_up(u32* p) {{ return ++*p; }}
+inline void store_release_system(u32* p, u32 v) {{ *p = v; }}
+inline uint4 load_uncached(const u8* p) {{ return *reinterpret_cast<const uint4*>(p); }}
+inline bool arrived(const u32*, u32, u32, u32, u32*) {{ return true; }}
+{tables}
+struct Params {{ int batch, splits; GateTables gate; }};
+struct Work {{ int tile, kv_head; }};
+{gate}
+{copies}
+// What one CTA does for one piece.
+extern "C" void copy_piece(CopyParams p, int cta, int ctas, int piece) {{
+  blockIdx.x = cta, gridDim.x = ctas;
+  p.copies += piece * p.parts, p.pieces += piece, p.count = 1;
+  copy_chunks(p);
+}}
+extern "C" void finish(const GateTables* gate, int batch, int splits, int tile, int kv_head) {{
+  tile_finished(Params{{batch, splits, *gate}}, Work{{tile, kv_head}});
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    headers, exchange_text = dict(SPEC.source().headers), exchange_source().text
+    shared = headers["bwd/shared.cuh"]
+    tables = shared[shared.index("struct GateTables") :]
+    gate, copies = (
+        "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        for text in (headers["bwd/gate.cuh"], exchange_text[exchange_text.index("struct Part {") :])
+    )
+    text = _AROUND.format(tables=tables[: tables.index("\n};") + 4], gate=gate, copies=copies)
+    made = _compile(text, tmp_path_factory.mktemp("counts"))
+    made.finish.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 4]
+    made.copy_piece.argtypes = [exchange._CopyParams, *[ctypes.c_int] * 3]
+    return made
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[exchange._CopyParams]:
+    """Parameters of the copy kernels that were to be launched."""
+    out: list[exchange._CopyParams] = []
+    monkeypatch.setattr(exchange, "_kernel", lambda name: name)
+    monkeypatch.setattr(exchange, "launch", lambda kernel, grid, threads, given, device: out.append(given.body))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_kernels_that_count_side_by_side(library: ctypes.CDLL, launched: list[exchange._CopyParams], seed: int) -> None:
+    """Every few tiles are seen by no row: those are counted without a look at the flags of their keys."""
+    rng, epoch, splits = random.Random(seed), 1, 1 + seed % 2
+    v = vectors(Case(3, 1500, seed, "lts", heads=(4, 2, 1)))
+    p = plan(v, world_size=3, chunk=100)
+    order = overlap_plan(p, 1)
+    shape = KeyShape(1, 2, 16, 16, torch.float32)
+    link = Loopback(p.keys, 1, order.sources, shape, pinned=False, lends=order.lends)
+    rank = Overlapped(order, p.keys, shape, link, HostQueues(), CPU, groups=1 + seed // 2 % 2)
+    rank.epoch = epoch
+    for peer in order.sources:
+        link.post(peer, epoch, lambda pair: [t.normal_() for t in pair])
+    rank._copy_by_kernel(epoch % 2)
+    local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, order.columns)
+    arrivals = expected_arrivals(rank.plan, 1024, rank.groups, 1e9, 1e-6)
+    tables = backward_tables(local, rank.plan, SPEC, Units(1, 4, 2, splits, 2 // splits, rank.groups), arrivals, 132, CPU)
+    gate = rank._backward_gate(tables, there=False)
+    ranges, slots = rank.plan.block_slots(SPEC.block_kv), len(rank.plan.slots)
+
+    def pieces(item: int) -> list[int]:
+        first, last = ranges[item & 0xFFFF]
+        group = (item >> 16) // splits // (2 // rank.groups)
+        return [group * slots + slot for slot in range(max(first, rank.plan.own), last + 1)]
+
+    words, foreign = rank.words, rank.plan.pieces(rank.groups)
+    left = [int(i) for i in tables.items]
+    unseen = {i for i in left if rng.random() < 0.3}
+    copies = dict.fromkeys(range(COPY_CTAS), 0)
+    while left or copies:
+        ready = [i for i in left if i in unseen or all(words.flags[p] == epoch for p in pieces(i))]
+        assert ready or copies, f"tiles wait for ever; flags {words.flags.tolist()}"
+        if copies and (not ready or rng.random() < 0.5):
+            cta = rng.choice(list(copies))
+            library.copy_piece(launched[0], cta, COPY_CTAS, copies[cta])
+            copies[cta] += 1
+            if copies[cta] == len(foreign):
+                del copies[cta]
+        else:
+            item = rng.choice(ready)
+            left.remove(item)
+            library.finish(ctypes.byref(gate), 1, splits, item & 0xFFFF, (item >> 16) // splits)
+            open_ = {p for i in left for p in pieces(i)}
+            assert [p for p in foreign if words.finished[p] == epoch] == [p for p in foreign if p not in open_]
+    assert len(foreign) > 1
+    assert all(words.flags[p] == epoch for p in foreign)
+    assert not words.counts.any()
+    assert not words.copied.any()
+    for piece in foreign:
+        at = rank.plan.slot_of(piece)
+        there = link.readable(at.source, epoch % 2, at.chunk, rank._heads(piece), at.rows)
+        assert all(torch.equal(a, b) for a, b in zip(rank._place(piece), there, strict=True))
