@@ -15,9 +15,11 @@ import torch
 
 import maskc
 from maskc import CompiledMask, segments, spans
+from maskc.codegen.render import CudaSource
 from maskc.runtime import hopper
 from maskc.runtime.layout import contiguous
 from maskc.runtime.localize import localize, localized
+from tests.gpu import warm
 from tests.gpu.special_prep import differences
 
 N = 4096
@@ -40,6 +42,12 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("streams/made in a graph", _made_in_a_graph),
         ("streams/memory of a mask that is gone", _freed),
     ]
+
+
+def sources() -> Iterator[CudaSource]:
+    for name, _ in CASES.values():
+        yield from warm.preparation(maskc.compile(f"std:{name}"))
+    yield from warm.built(maskc.compile("std:doc_causal"))
 
 
 def _padded(ids: torch.Tensor) -> torch.Tensor:

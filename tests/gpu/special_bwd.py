@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.codegen.render import CudaSource
+from maskc.codegen.spec import Dtype
+from maskc.runtime.hopper import mask_form
+from tests.gpu.warm import attention
 
 
 @dataclass(frozen=True)
@@ -324,24 +328,38 @@ REGRESSIONS: tuple[Case, ...] = (
 EVERYWHERE = ("empty_rows", "lts_zero", "alternate", "two", "blocks_causal", "five")  # also at the other head dims, and in f16
 
 
+FAR = Case("window_narrow", nq=65536, nk=65536, deterministic=True)
+SMALL = Case("two", nq=500, nk=700, deterministic=True)
+
+
+def cases() -> list[Case]:
+    elsewhere = ((64, "bf16"), (256, "bf16"), (128, "f16"))
+    more = [replace(c, dim=dim, dtype=dtype) for dim, dtype in elsewhere for c in REGRESSIONS if c.mask in EVERYWHERE]
+    return list(dict.fromkeys((*REGRESSIONS, *more)))
+
+
 def special_cases() -> list[tuple[str, Callable[[], str]]]:
-    cases = list(REGRESSIONS)
-    for dim, dtype in ((64, "bf16"), (256, "bf16"), (128, "f16")):
-        cases += [replace(c, dim=dim, dtype=dtype) for c in REGRESSIONS if c.mask in EVERYWHERE]
     return [
-        *((case.name, partial(run, case)) for case in dict.fromkeys(cases)),
+        *((case.name, partial(run, case)) for case in cases()),
         ("bwd offsets beyond 2^31 elements", far_offsets),
         ("bwd in a CUDA graph", captured),
         ("bwd on two streams at once", two_streams),
     ]
 
 
+def sources() -> Iterator[CudaSource]:
+    for case in (*cases(), FAR, SMALL):
+        form = mask_form(vectors(replace(case, nq=64, nk=64), "cpu"))
+        dtype: Dtype = "bf16" if case.dtype == "bf16" else "f16"
+        yield from attention(form, case.dim, dtype, directions=("bwd",), deterministic=(case.deterministic,))
+
+
 def far_offsets() -> str:
     """Heads of one large tensor get the same gradients, bit for bit, as alone: 2^31 elements lie before the last ones."""
     from maskc.runtime.hopper_bwd import backward
 
-    n, heads, dim = 65536, 264, 128
-    v = vectors(Case("window_narrow", nq=n, nk=n), "cuda")
+    n, heads, dim = FAR.nq, 264, FAR.dim
+    v = vectors(FAR, "cuda")
     g = torch.Generator("cuda").manual_seed(0)
     q, k, val, dout = (torch.randn(1, n, heads, dim, generator=g, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     lse = torch.randn(1, heads, n, generator=g, device="cuda") + 6
@@ -358,11 +376,10 @@ def far_offsets() -> str:
 def _small() -> tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]:
     from maskc.runtime.hopper_bwd import backward
 
-    case = Case("two", nq=500, nk=700, deterministic=True)
-    v, tensors = vectors(case, "cuda"), inputs(case, "cuda")
+    v, tensors = vectors(SMALL, "cuda"), inputs(SMALL, "cuda")
     q, k, val, dout = tensors
-    lse = torch.full((1, case.hq, case.nq), 6.0, device="cuda")
-    return lambda: backward(v, q, k, val, q, lse, dout, None, case.dim**-0.5, True), tensors
+    lse = torch.full((1, SMALL.hq, SMALL.nq), 6.0, device="cuda")
+    return lambda: backward(v, q, k, val, q, lse, dout, None, SMALL.dim**-0.5, True), tensors
 
 
 def captured() -> str:

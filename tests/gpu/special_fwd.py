@@ -7,11 +7,11 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 
@@ -19,10 +19,12 @@ import maskc
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.mirror import KvIndex
-from maskc.codegen.spec import KernelSpec
+from maskc.codegen.render import CudaSource
+from maskc.codegen.spec import HEAD_DIMS, KernelSpec, MaskForm, QueueSource, Scheduler
 from maskc.runtime import hopper, trace
 from tests.gpu.check import masked_rows
 from tests.gpu.inputs import FORMS, SUITE, random_vectors, suite_mask
+from tests.gpu.warm import variant
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SCALE = 128**-0.5
@@ -33,7 +35,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     return [
         *((f"queue/{name}/{source}", partial(_suite_queue, name, source)) for name in suite for source in SOURCES),
         *((f"queue/{form}/{source}", partial(_form_queue, form, source)) for form in FORMS for source in SOURCES),
-        *((f"queue/order/{s}", partial(_scheduler, s)) for s in ("static", "dynamic", "lpt", "giants")),
+        *((f"queue/order/{s}", partial(_scheduler, s)) for s in SCHEDULERS),
         *((f"shape/{nq}x{nk}x{hq}:{hk}x{b}", partial(_shape, b, nq, nk, hq, hk)) for b, nq, nk, hq, hk in SHAPES),
         *((f"edge/{name}", partial(_edge, name)) for name in EDGES),
         *((f"softmax/{name}", partial(_softmax, name)) for name in SCORES),
@@ -52,7 +54,8 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     ]
 
 
-SOURCES = ("generator", "schedule")
+SOURCES = get_args(QueueSource)
+SCHEDULERS = get_args(Scheduler)
 SHAPES = (
     *((2840, 32, 32, 16, 4), (1, 300, 300, 16, 16), (1, 128, 127, 1, 1), (1, 127, 128, 1, 1), (9, 1, 203, 6, 2)),
     *((9, 799, 217, 6, 1), (2, 4224, 4096, 6, 2), (1, 1, 1, 14, 1), (1, 130, 4097, 14, 1), (1, 16383, 16385, 2, 1)),
@@ -116,27 +119,26 @@ def verify(
     return ""
 
 
-@cache
-def _warm() -> None:
-    """Compile what the cases below need side by side; one after another it would take most of their time."""
-    specs: set[KernelSpec] = set()
-    for path in SUITE.glob("*.mask"):
-        made = None if path.stem.startswith("9") else suite_mask(path.stem, 64, 64, random.Random(3))
-        if made is not None:
-            bound = maskc.compile(str(made[0])).bind(nq=64, nk=64, **made[1])
-            specs |= _recording(bound.vectors(device=torch.device("cuda")))
-    for form in FORMS:
-        specs |= _recording(random_vectors(form, 64, 64, 1, 1, 5, "cuda"))
-    for make in EDGES.values():
-        specs |= {forward_spec(hopper.mask_form(make()), d, "bf16") for d in (64, 128, 256)}
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(hopper._forward_cubin, specs))
-        list(pool.map(hopper._schedule_cubin, {s for s in specs if s.packed}))
+def sources() -> Iterator[CudaSource]:
+    for spec in _specs():
+        yield from variant(spec)
 
 
-def _recording(v: BoundaryVectors) -> set[KernelSpec]:
-    spec = replace(forward_spec(hopper.mask_form(v), 128, "bf16"), record_queue=True)
-    return {spec} if spec.form.closed else {replace(spec, queue=source) for source in SOURCES}  # type: ignore[arg-type]
+def _specs() -> set[KernelSpec]:
+    """Of every case: default variants of all forms at all head dims, and those that record, deal work or trace."""
+    masks = [suite_mask(path.stem, 64, 64, random.Random(3)) for path in SUITE.glob("*.mask") if path.stem[0] != "9"]
+    bound = [maskc.compile(str(made[0])).bind(nq=64, nk=64, **made[1]) for made in masks if made is not None]
+    queued = {hopper.mask_form(b.vectors()) for b in bound}
+    queued |= {hopper.mask_form(random_vectors(form, 64, 64, 1, 1, 5, "cpu")) for form in FORMS}
+    forms = queued | {hopper.mask_form(make("cpu")) for make in EDGES.values()}
+    specs = {forward_spec(form, d, "bf16") for form in forms for d in HEAD_DIMS}
+    for form in queued:
+        recording = replace(forward_spec(form, 128, "bf16"), record_queue=True)
+        specs |= {recording} if form.closed else {replace(recording, queue=source) for source in SOURCES}
+    specs |= {forward_spec(form, 128, "f16") for form in (MaskForm(), MaskForm(causal=True), MaskForm(ute=True))}
+    dealt = forward_spec(MaskForm(lts=True, lte=True, uts=True, ute=True), 128, "bf16")
+    specs |= {replace(dealt, scheduler=scheduler) for scheduler in SCHEDULERS}
+    return specs | {trace.trace_spec(MaskForm(causal=True, lts=True), 128, "bf16")}
 
 
 # ---------------------------------------------------------------- the queue as the loader consumed it
@@ -151,7 +153,6 @@ def _recorded(v: BoundaryVectors, spec: KernelSpec, qkv: Tensors) -> tuple[torch
 
 
 def _queue(v: BoundaryVectors, source: str, heads: int) -> str:
-    _warm()
     form = hopper.mask_form(v)
     if form.closed and source == "schedule":
         return ""
@@ -223,43 +224,42 @@ def _shape(b: int, nq: int, nk: int, hq: int, hk: int) -> str:
     return verify(v, qkv, *hopper.forward(v, *qkv, SCALE))
 
 
-def _columns(n: int, nk: int | None = None, **parts: torch.Tensor | int) -> BoundaryVectors:
+def _columns(n: int, nk: int | None = None, on: str = "cuda", **parts: torch.Tensor | int) -> BoundaryVectors:
     nk = nk or n
     causal = bool(parts.pop("causal", 0))
-    shaped = {name: torch.as_tensor(t, device="cuda").to(torch.int32).expand(1, 1, nk).contiguous() for name, t in parts.items()}
+    shaped = {name: torch.as_tensor(t, device=on).to(torch.int32).expand(1, 1, nk).contiguous() for name, t in parts.items()}
     return BoundaryVectors(n, nk, 1, 1, causal, **shaped)
 
 
-def _table(n: int) -> BoundaryVectors:
+def _table(n: int, on: str) -> BoundaryVectors:
     keep = torch.rand(1, 1, -(-n // 128), -(-n // 128), generator=torch.Generator().manual_seed(1)) < 0.3
-    return BoundaryVectors(n, n, 1, 1, False, blocks=BlockTable(keep.cuda(), 128, 128))
+    return BoundaryVectors(n, n, 1, 1, False, blocks=BlockTable(keep.to(on), 128, 128))
 
 
 KEY = torch.arange(1 << 18)
-EDGES: dict[str, Callable[[], BoundaryVectors]] = {
-    "block table of 20000 keys": lambda: _table(20000),
-    "one key past a block": lambda: _columns(4097, causal=1, lts=(KEY[:4097] + 300).clamp(max=4097)),
-    "130 rows, bounds at the last": lambda: _columns(130, 513, lts=60, lte=130),
-    "LTS 0 over a whole tile": lambda: _columns(1000, lts=torch.where(KEY[:1000] < 256, 0, 900)),
-    "key hidden from its own row": lambda: _columns(700, causal=1, lts=torch.where(KEY[:700] < 300, KEY[:700], 700)),
-    "more rows than keys, first rows empty": lambda: _columns(900, 300, ute=(KEY[:300] + 600)),
-    "touching intervals": lambda: _columns(800, lts=400, lte=600, uts=200, ute=400),
-    "swapped intervals": lambda: _columns(800, lts=100, lte=200, uts=500, ute=600),
-    "empty intervals": lambda: _columns(800, lts=800, lte=800, uts=0, ute=0),
-    "nothing visible": lambda: _columns(500, lts=0),
-    "one visible tile in a row": lambda: _columns(3000, lts=(KEY[:3000] // 128 + 1) * 128, ute=KEY[:3000] // 128 * 128),
-    "every second block": lambda: _columns(4000, lts=torch.where(KEY[:4000] // 128 % 2 == 0, 0, 4000)),
-    "window in 16383 keys": lambda: _columns(16383, causal=1, lts=(KEY[:16383] + 100).clamp(max=16383)),
-    "window in 16384 keys": lambda: _columns(16384, causal=1, lts=(KEY[:16384] + 100).clamp(max=16384)),
-    "window in 32769 keys": lambda: _columns(32769, causal=1, lts=(KEY[:32769] + 100).clamp(max=32769)),
-    "128 full blocks": lambda: _columns(300, 16384, lts=300),
-    "window in 16385 keys": lambda: _columns(16385, causal=1, lts=(KEY[:16385] + 100).clamp(max=16385)),
+EDGES: dict[str, Callable[[str], BoundaryVectors]] = {  # of a device
+    "block table of 20000 keys": lambda on: _table(20000, on),
+    "one key past a block": lambda on: _columns(4097, causal=1, lts=(KEY[:4097] + 300).clamp(max=4097), on=on),
+    "130 rows, bounds at the last": lambda on: _columns(130, 513, lts=60, lte=130, on=on),
+    "LTS 0 over a whole tile": lambda on: _columns(1000, lts=torch.where(KEY[:1000] < 256, 0, 900), on=on),
+    "key hidden from its own row": lambda on: _columns(700, causal=1, lts=torch.where(KEY[:700] < 300, KEY[:700], 700), on=on),
+    "more rows than keys, first rows empty": lambda on: _columns(900, 300, ute=(KEY[:300] + 600), on=on),
+    "touching intervals": lambda on: _columns(800, lts=400, lte=600, uts=200, ute=400, on=on),
+    "swapped intervals": lambda on: _columns(800, lts=100, lte=200, uts=500, ute=600, on=on),
+    "empty intervals": lambda on: _columns(800, lts=800, lte=800, uts=0, ute=0, on=on),
+    "nothing visible": lambda on: _columns(500, lts=0, on=on),
+    "one visible tile in a row": lambda on: _columns(3000, lts=(KEY[:3000] // 128 + 1) * 128, ute=KEY[:3000] // 128 * 128, on=on),
+    "every second block": lambda on: _columns(4000, lts=torch.where(KEY[:4000] // 128 % 2 == 0, 0, 4000), on=on),
+    "window in 16383 keys": lambda on: _columns(16383, causal=1, lts=(KEY[:16383] + 100).clamp(max=16383), on=on),
+    "window in 16384 keys": lambda on: _columns(16384, causal=1, lts=(KEY[:16384] + 100).clamp(max=16384), on=on),
+    "window in 32769 keys": lambda on: _columns(32769, causal=1, lts=(KEY[:32769] + 100).clamp(max=32769), on=on),
+    "128 full blocks": lambda on: _columns(300, 16384, lts=300, on=on),
+    "window in 16385 keys": lambda on: _columns(16385, causal=1, lts=(KEY[:16385] + 100).clamp(max=16385), on=on),
 }
 
 
 def _edge(name: str) -> str:
-    _warm()
-    v = EDGES[name]()
+    v = EDGES[name]("cuda")
     problems = []
     for head_dim in (64, 128, 256):
         qkv = _operands(1, v.nq, v.nk, 2, 1, head_dim)

@@ -18,9 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -30,10 +28,8 @@ from torch import Tensor
 import maskc
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.exchange import exchange_source
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
-from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import MaskForm
-from maskc.codegen.spec_bwd import select_backward
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
 from maskc.runtime.localize import localize
@@ -42,6 +38,7 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import plan
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major
 from tests.gpu.inputs import suite_mask
+from tests.gpu.warm import attention, compile_all
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "28_duo_heads")
 DEVICE = "cuda"
@@ -70,16 +67,26 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     ]
 
 
+def sources() -> Iterator[CudaSource]:
+    """Of every rank's localized form, at each head dim: cases deal masks, ranks and head dims differently."""
+    for name in MASKS:
+        v = whole_mask(name, 1024, "cpu")
+        p = plan(v, world_size=2, chunk=128)
+        chosen = overlap_plan(p, 1)
+        local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, chosen.columns, v.device)
+        for dim in (64, 128, 256):
+            yield from kernels(hopper.mask_form(local), dim)
+
+
+def kernels(form: MaskForm, dim: int) -> list[CudaSource]:
+    """Gated and not, both ways, and the exchange."""
+    return [*attention(form, dim, deterministic=(False, True), gated=(False, True)), exchange_source()]
+
+
 @cache
-def compile_all(form: MaskForm, dim: int) -> None:
-    """What one form and head dim need, side by side; one after another it would take most of a case's time."""
-    spec = forward_spec(form, dim, "bf16")
-    plain = [select_backward(form, dim, "bf16", deterministic=d) for d in (False, True)]
-    sources = [forward_source(replace(spec, gated=gated)) for gated in (False, True)]
-    sources += [replace(b, gated=gated).source() for b in plain for gated in (False, True)]
-    sources += [schedule_source(schedule_spec(form, dim))] if spec.packed else []
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, [*sources, exchange_source()]))
+def compiled(form: MaskForm, dim: int) -> None:
+    """Side by side where nobody has compiled ahead, so that no wait comes near its time."""
+    compile_all(kernels(form, dim))
 
 
 class Inputs(NamedTuple):
@@ -172,7 +179,7 @@ class Pairing:
     def warm(self, seed: int = 0) -> None:
         """One call of each, so that nothing is compiled or loaded while something waits."""
         if DEVICE == "cuda":
-            compile_all(hopper.mask_form(self.local), self.dim)
+            compiled(hopper.mask_form(self.local), self.dim)
         self.both(seed)
         for deterministic in (False, True):
             self.both_ways(seed, deterministic)
@@ -235,10 +242,10 @@ def different_gradients(a: Calls, b: Calls, deterministic: bool) -> str:
     return "" if all(torch.isfinite(t).all() for t in (a.dq, a.dk, a.dv, *a.pushed)) else "NaN in the gradients"
 
 
-def whole_mask(name: str, n: int) -> BoundaryVectors:
+def whole_mask(name: str, n: int, device: str | None = None) -> BoundaryVectors:
     made = suite_mask(name, n, n, random.Random(11))
     assert made is not None
-    return maskc.compile(str(made[0])).bind(nq=n, nk=n, **made[1]).vectors(n, n, torch.device(DEVICE))
+    return maskc.compile(str(made[0])).bind(nq=n, nk=n, **made[1]).vectors(n, n, torch.device(device or DEVICE))
 
 
 def bits(name: str, world: int, dim: int, chunk: int, batch: int, n: int = 4096) -> str:

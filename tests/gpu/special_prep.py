@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -24,8 +24,10 @@ from maskc.binding.streams import Kept
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.bundle import write_bundle
 from maskc.codegen.kernels import KERNELS, Request, compile_all
+from maskc.codegen.render import CudaSource
 from maskc.runtime import prep
 from maskc.tiles import BlockMinMax, block_minmax
+from tests.gpu import warm
 from tests.gpu.inputs import NAMES, suite_mask
 
 T = TypeVar("T")
@@ -38,6 +40,14 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("prep/graph-capture", _capture),
         ("load/without-nvrtc", _loaded),
     ]
+
+
+def sources() -> Iterator[CudaSource]:
+    for name in NAMES:
+        made = suite_mask(name, 300, 300, random.Random(name))
+        if made is not None:
+            yield from warm.preparation(maskc.compile(str(made[0])))
+    yield from warm.built(maskc.compile("std:doc_prefix"), deterministic=True)
 
 
 def _suite(name: str) -> str:

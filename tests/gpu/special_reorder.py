@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 import maskc
 from benchmarks.masks import mask_case
+from maskc.codegen.render import CudaSource
 from maskc.runtime import reorder
+from tests.gpu import warm
 from tests.gpu.cases import Case
 from tests.gpu.check import DEVICE, run_case
 
 _PLAIN = Case("bench:random_eviction", 4224, 4224, 1, 4, 4, 4, 128, "bf16", False, False, False)
 
 
+def _with(**changes: object) -> Case:
+    return Case(**{**_PLAIN.as_json(), **changes})
+
+
+CASES = {
+    f"{name}/{direction}": _with(**changes, direction=direction)
+    for name, changes in {
+        "mha": {},
+        "one order for two items": {"batch": 2},
+        "gqa": {"heads": 6, "kv_heads": 2, "mask_heads": 2},
+        "one order for all heads": {"heads": 4, "kv_heads": 2, "mask_heads": 1},
+        "head dim 64": {"head_dim": 64, "dtype": "fp16"},
+        "head dim 256": {"head_dim": 256, "heads": 2, "kv_heads": 2, "mask_heads": 2},
+        "strided": {"strided": True, "lse_grad": True, "nq": 4097, "nk": 4097},
+        "deterministic": {"deterministic": True, "nq": 4300, "nk": 4300},
+    }.items()
+    for direction in ("fwd", "bwd")
+}
+
+
 def special_cases() -> list[tuple[str, Callable[[], str]]]:
-    cases = {
-        "mha": _PLAIN,
-        "one order for two items": _with(batch=2),
-        "gqa": _with(heads=6, kv_heads=2, mask_heads=2),
-        "one order for all heads": _with(heads=4, kv_heads=2, mask_heads=1),
-        "head dim 64": _with(head_dim=64, dtype="fp16"),
-        "head dim 256": _with(head_dim=256, heads=2, kv_heads=2, mask_heads=2),
-        "strided": _with(strided=True, lse_grad=True, nq=4097, nk=4097),
-        "deterministic": _with(deterministic=True, nq=4300, nk=4300),
-    }
-    attention = [
-        (f"reorder/{name}/{direction}", partial(_attention, Case(**{**case.as_json(), "direction": direction})))
-        for name, case in cases.items()
-        for direction in ("fwd", "bwd")
-    ]
+    attention = [(f"reorder/{name}", partial(_attention, case)) for name, case in CASES.items()]
     return [*attention, ("reorder/copies", _copies), ("reorder/graph", _graph)]
 
 
-def _with(**changes: object) -> Case:
-    return Case(**{**_PLAIN.as_json(), **changes})
+def sources() -> Iterator[CudaSource]:
+    for case in CASES.values():
+        yield from warm.sources(case)
 
 
 def _attention(case: Case) -> str:

@@ -11,9 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+
+import maskc
+from maskc.codegen.render import CudaSource
+from tests.gpu import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +54,10 @@ for part, x, y, z in zip(("out", "lse", "dq", "dk", "dv"), got, exact, naive, st
 
 def special_cases() -> list[tuple[str, Callable[[], str]]]:
     return [("tools/a loaded folder", loaded)]
+
+
+def sources() -> Iterator[CudaSource]:
+    yield from warm.built(maskc.compile(str(ROOT / "examples/doc_prefix.mask")), 64)
 
 
 def loaded() -> str:

@@ -5,13 +5,15 @@ The yardstick is the same model in bf16 under its own attention ("sdpa"): maskc 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 import maskc
+from maskc.codegen.render import CudaSource
+from tests.gpu import warm
 
 LENGTHS = (130, 1, 257, 40)
 
@@ -20,6 +22,11 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     if find_spec("transformers") is None:
         return []
     return [("transformers/packed llama", packed), ("transformers/sliding and global gemma3", sliding_and_global)]
+
+
+def sources() -> Iterator[CudaSource]:
+    for name in ("std:doc_causal", "std:gemma3:global", "std:gemma3:local"):
+        yield from warm.built(maskc.compile(name), 64)
 
 
 def packed(device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> str:

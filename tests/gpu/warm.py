@@ -1,71 +1,128 @@
-"""Compiles what the cover runs, side by side: one after another inside the workers it takes most of the suite's time."""
+"""The kernels that the suite runs, rendered without a GPU, so that they are compiled side by side before it."""
 
 from __future__ import annotations
 
+import os
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache, lru_cache
+from itertools import product
+
+import torch
 
 import maskc
 from benchmarks.masks import mask_case
-from maskc.boundary import BoundaryVectors
+from maskc.binding.bound import BoundMask
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.kernels import KERNELS, Request
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.render import CudaSource
+from maskc.codegen.reorder import take_keys_source
+from maskc.codegen.spec import Dtype, KernelSpec, MaskForm, OutDtype
 from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import reorder
 from maskc.runtime.hopper import DTYPES, mask_form
 from tests.gpu import check
 from tests.gpu.cases import Case
 from tests.gpu.inputs import random_vectors, suite_mask
 
-
-def compile_all(cases: Sequence[Case]) -> str:
-    """Fills the cache; says how much there was. A source that does not compile is left to the cases that need it."""
-    started = time.monotonic()
-    found = {source.text: source for case in cases for source in sources(case)}
-    with ThreadPoolExecutor() as pool:
-        bad = sum(pool.map(_fails, found.values()))
-    return f"{len(found)} sources compiled in {time.monotonic() - started:.0f} s" + (f", {bad} did not compile" if bad else "")
+BOTH = ("fwd", "bwd")
 
 
-def _fails(source: CudaSource) -> bool:
-    try:
-        compile_cubin(source)
-    except maskc.MaskcError:
-        return True
-    return False
+def compile_all(sources: Iterable[CudaSource]) -> None:
+    """Fills the cache in threads; equal sources once. Raises M601, M602."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_cubin, {source.text: source for source in sources}.values()))
+
+
+def variant(spec: KernelSpec) -> Iterator[CudaSource]:
+    """A forward variant, and what makes its schedule where it has one."""
+    yield forward_source(spec)
+    if spec.packed:
+        yield schedule_source(spec)
+
+
+@cache
+def attention(
+    form: MaskForm,
+    head_dim: int,
+    dtype: Dtype = "bf16",
+    *,
+    directions: tuple[str, ...] = BOTH,
+    outs: tuple[OutDtype, ...] = ("input",),
+    deterministic: tuple[bool, ...] = (False,),
+    gated: tuple[bool, ...] = (False,),
+) -> tuple[CudaSource, ...]:
+    """The kernels of a mask form, as the backend chooses them; `gated`: also for the overlap of attention and copies."""
+    made = []
+    if "fwd" in directions:
+        planned = schedule_spec(form, head_dim)
+        made += [schedule_source(planned)] if planned.packed else []
+        specs = [forward_spec(form, head_dim, dtype, out) for out in outs]
+        made += [forward_source(replace(spec, gated=g)) for spec, g in product(specs, gated)]
+    if "bwd" in directions:
+        backward = [select_backward(form, head_dim, dtype, deterministic=mode) for mode in deterministic]
+        made += [replace(spec, gated=g).source() for spec, g in product(backward, gated)]
+    return tuple(made)
+
+
+def preparation(mask: maskc.CompiledMask) -> Iterator[CudaSource]:
+    """The kernel that makes the vectors of a mask on the GPU; none where nothing or only the data decide."""
+    if mask.program is not None and mask.program.vectors:
+        yield from (kernel.source for kernel in KERNELS["prep"](Request(mask.fn, mask.program)))
+
+
+def built(mask: maskc.CompiledMask, head_dim: int = 128, *, deterministic: bool = False) -> Iterator[CudaSource]:
+    """All kernels that `maskc compile` makes of a mask."""
+    request = Request(mask.fn, mask.program, head_dim=head_dim, deterministic=deterministic)
+    for render in KERNELS.values():
+        yield from (kernel.source for kernel in render(request))
+
+
+# ---------------------------------------------------------------- the cover
 
 
 def sources(case: Case) -> Iterator[CudaSource]:
-    """Kernels of a case, as the backend chooses them; none where the mask cannot have the shape."""
-    vectors = _vectors(case)
-    if vectors is None:
+    """Kernels of a case; none where the mask cannot have the shape."""
+    made = _form(replace(case, direction="fwd", deterministic=False))
+    if made is None:
         return
-    form = mask_form(vectors)
+    form, moved = made
+    directions = BOTH if case.direction == "bwd" else ("fwd",)
     dtype = DTYPES[check.DTYPES[case.dtype]]
-    spec = forward_spec(form, case.head_dim, dtype)
-    yield forward_source(spec)
-    if spec.packed:
-        yield schedule_source(schedule_spec(form, case.head_dim))
-    if case.direction == "bwd":
-        yield select_backward(form, case.head_dim, dtype, deterministic=case.deterministic).source()
+    yield from attention(form, case.head_dim, dtype, directions=directions, deterministic=(case.deterministic,))
+    if moved:
+        yield take_keys_source()
 
 
-def _vectors(case: Case) -> BoundaryVectors | None:
-    """Vectors with the bounds that the case's have, of the same or a smaller size."""
+@lru_cache(maxsize=1)
+def _form(case: Case) -> tuple[MaskForm, bool] | None:
+    """What the case's kernels get, by vectors of the same or a smaller size; whether its keys are moved."""
     rng = random.Random(case.seed)
     kind, name = case.mask.split(":")
     if kind == "form":
-        return random_vectors(name, min(case.nq, 300), min(case.nk, 300), 1, case.mask_heads, case.seed, "cpu")
+        return mask_form(random_vectors(name, min(case.nq, 300), min(case.nk, 300), 1, 1, case.seed, "cpu")), False
     if kind == "suite":
         made = suite_mask(name, case.nq, case.nk, rng)
-        return None if made is None else _bound(str(made[0]), made[1], case)
+        return None if made is None else _moved(_bound(str(made[0]), made[1], case), case)
     if case.nq < 8:
         return None
     bench = mask_case(name, case.nq, heads=case.mask_heads)
-    return _bound(bench.mask, dict(bench.inputs), case)
+    return _moved(_bound(bench.mask, dict(bench.inputs), case), case)
 
 
-def _bound(mask: str, inputs: dict[str, object], case: Case) -> BoundaryVectors:
-    return maskc.compile(mask).bind(nq=case.nq, nk=case.nk, **inputs).vectors()
+def _bound(mask: str, inputs: dict[str, object], case: Case) -> BoundMask:
+    return _compiled(mask).bind(nq=case.nq, nk=case.nk, **inputs)
+
+
+_compiled = cache(maskc.compile)
+
+
+def _moved(spec: BoundMask, case: Case) -> tuple[MaskForm, bool]:
+    """As `maskc.run` has it: of keys in another order where that pays."""
+    vectors = spec.vectors()
+    q, k = (torch.empty(1, n, h, 1, device="meta") for n, h in ((case.nq, case.heads), (case.nk, case.kv_heads)))
+    order = reorder.reordered(spec, vectors, q, k)
+    return (mask_form(vectors), False) if order is None else (mask_form(order.vectors), True)
