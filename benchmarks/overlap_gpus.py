@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -58,6 +58,7 @@ from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.kernels import KERNELS, Request
 from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.render import CudaSource
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import hopper
 from maskc.runtime.comm import Peer
@@ -252,8 +253,14 @@ def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rou
 # ---------------------------------------------------------------- processes
 
 
-def compile_all(masks: list[str], world: int) -> None:
+def compile_all(masks: Sequence[str], world: int) -> None:
     """Every variant that is going to run, compiled side by side."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_cubin, sources_of(masks, world)))
+
+
+def sources_of(masks: Sequence[str], world: int) -> list[CudaSource]:
+    """Of every variant."""
     forms, sources = set(), [exchange_source()]
     for name in masks:
         case = mask_case(name, 4096, heads=32)
@@ -271,8 +278,7 @@ def compile_all(masks: list[str], world: int) -> None:
         sources += [s.source() for s in (backward, replace(backward, gated=True))]
         if (planned := schedule_spec(form, HEAD_DIM)).packed:
             sources.append(schedule_source(planned))
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, sources))
+    return sources
 
 
 def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: float) -> None:
@@ -371,7 +377,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     until = time.time() + args.timeout
     if ON_GPUS:
-        compile_all(list(MASKS), args.gpus)
+        compile_all(MASKS, args.gpus)
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     command = [sys.executable, "-m", "benchmarks.overlap_gpus", *(argv if argv is not None else sys.argv[1:])]
     command += ["--meet", tempfile.mktemp(prefix="maskc-bench-"), "--until", str(until)]

@@ -172,7 +172,7 @@ def main() -> int:
         return 2
     until = time.time() + args.timeout
     if ON_GPUS:
-        compile_all(list(MASKS), NODES * PER_NODE)
+        compile_all(MASKS, NODES * PER_NODE)
     command = [sys.executable, "-m", "benchmarks.overlap_nodes", *sys.argv[1:]]
     command += ["--meet", tempfile.mktemp(prefix="maskc-nodes-"), "--until", str(until)]
     nodes = [subprocess.Popen([*command, "--node", str(n)]) for n in range(NODES)]

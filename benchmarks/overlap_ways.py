@@ -17,6 +17,7 @@ from maskc.binding.bound import BoundMask
 from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
 from maskc.runtime.localize import localize
+from maskc.runtime.overlap_kernels import backward_block, forward_block
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 
@@ -101,12 +102,15 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
     q, k, v, dout = rank.tensors(p)
     call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, "gated", None, False, "auto", True)
     over, local = gated.rank_of(call, k, v), gated.local_mask(call)
+    own_forward = over.in_place(k, v, forward_block(local, q))
+    own_backward = over.in_place(k, v, backward_block(local, q, False))
+    over.settle(k, v)  # for kernels that read own keys in the buffer
     foreign = over.plan.pieces(over.groups)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     made: list[Any] = []
 
     def backward(out: Tensor, lse: Tensor) -> None:
-        made[:] = [over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True)]
+        made[:] = [over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True, own=own_backward)]
 
     def pulls() -> None:
         over.queues.follow("copy", "compute")
@@ -130,7 +134,7 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
         over.queues.follow("compute", "send")
         over.add_up(made[0], (dk, dv))
 
-    return Run(lambda: over.attend(local, q, call.scale, gated=True, there=True), backward), Run(keys, both)
+    return Run(lambda: over.attend(local, q, call.scale, gated=True, there=True, own=own_forward), backward), Run(keys, both)
 
 
 def gathered(rank: Rank, p: AttentionPlan, exchange: bool = True) -> Run:

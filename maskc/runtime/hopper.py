@@ -131,7 +131,7 @@ class GateTables(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("items", "blocks", "flags", "failed")),
         *((name, ctypes.c_uint32) for name in ("timeout", "epoch")),
-        *((name, ctypes.c_int32) for name in ("own", "slots", "group_heads")),
+        *((name, ctypes.c_int32) for name in ("own", "slots", "group_heads", "own_block")),
     ]
 
 
@@ -283,14 +283,15 @@ def forward_with(
     record: torch.Tensor | None = None,
     trace: torch.Tensor | None = None,
     gate: GateTables | None = None,
+    own: tuple[torch.Tensor, torch.Tensor] | None = None,
     leave: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`forward` by one variant.
 
     record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
     (KV block << 8 | tag) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
-    `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel.
-    leave: multiprocessors that the kernel does not use.
+    `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel. own: K and V
+    [B, rows, Hk, D] of the KV blocks from `gate.own_block` on. leave: multiprocessors that the kernel does not use.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
@@ -327,6 +328,7 @@ def forward_with(
         _tile_map(k, spec.block_kv),
         _tile_map(val, spec.block_kv),
         _tile_map(out, spec.block_q) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
+        *(_tile_map(t, spec.block_kv) for t in ((own or (k, val)) if spec.gated else ())),
     )
     grid = min(max(1, multiprocessors(q.device) - leave), params.items)
     launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)

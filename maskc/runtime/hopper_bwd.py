@@ -71,13 +71,14 @@ def backward_with(
     *,
     parts: bool = False,
     gate: GateTables | None = None,
+    own: tuple[Tensor, Tensor] | None = None,
     leave: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
     parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, Sk, D], to be summed over the splits. gate: for
-    `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel. leave:
-    multiprocessors that the main kernel does not use.
+    `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel. own: K and V
+    [B, rows, Hk, D] of the key tiles from `gate.own_tile` on. leave: multiprocessors that the main kernel does not use.
     """
     assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
@@ -148,7 +149,8 @@ def backward_with(
         assert kernels.order is not None, "in deterministic mode tiles are dealt as they lie"
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
         enqueue(kernels.order, grid, 256, Arguments([], pre))
-    arguments = Arguments([*loads, *stores], main)
+    mine = [_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
+    arguments = Arguments([*loads, *stores, *mine], main)
     ctas = min(shape.items, max(1, multiprocessors(device) - leave))
     enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
     enqueue(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post))
@@ -371,6 +373,7 @@ class GateTables(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("items", "blocks", "tiles", "flags", "counts", "finished", "failed")),
         *((name, ctypes.c_uint32) for name in ("timeout", "epoch", "own", "foreign", "slots", "group_heads")),
+        ("own_tile", _INT),
     ]
 
 

@@ -29,9 +29,9 @@ from maskc.runtime import exchange, hopper
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial
-from maskc.runtime.overlap_kernels import Gradients, KeyBuffer, Lasting
+from maskc.runtime.overlap_kernels import Gradients, KeyBuffer, Lasting, backward_block, forward_block
 from maskc.runtime.overlap_plan import OverlapPlan
-from maskc.runtime.overlap_sum import GradientSum, over_splits, own_runs
+from maskc.runtime.overlap_sum import GradientSum, lent_runs, over_splits
 from maskc.runtime.protocol import (
     Attend,
     Begin,
@@ -92,7 +92,8 @@ class Overlapped(KeyBuffer):
         super().__init__(plan, keys, shape, transport, queues, device, timeout, lasting, rate, groups)
         self.readers = tuple(readers)
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
-        self._runs, self.sums = own_runs(self.plan, keys), GradientSum(self.plan, keys, shape, transport, device)
+        self.sums = GradientSum(self.plan, keys, shape, transport, device)
+        self._lent = lent_runs(self.plan, keys)
 
     # ---- calls
 
@@ -104,11 +105,14 @@ class Overlapped(KeyBuffer):
         local: the mask over `plan.columns`. q [B, rows, Hq, D]; k, v [B, rows, Hk, D]: the rank's own keys. Where some
         keys did not arrive, lse is NaN.
         """
-        attend = partial(self.attend, local, q, scale, gated=executor != "copy-then-attend", leave=_left_free(executor))
+        gated = executor != "copy-then-attend"
+        own = self.in_place(k, v, forward_block(local, q)) if gated else None
+        attend = partial(self.attend, local, q, scale, gated=gated, own=own, leave=_left_free(executor))
         variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
         self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
         turn = self.transport.begin(self.readers)
-        out, lse = self._enqueue(call_steps(self.plan, self.readers, turn, self.groups), turn, _Call(executor, k, v), attend)
+        call = _Call(executor, k, v, settle=own is None)
+        out, lse = self._enqueue(call_steps(self.plan, self.readers, turn, self.groups), turn, call, attend)
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil((lse,), self.words.failed.data_ptr())
         return out, lse
@@ -135,6 +139,8 @@ class Overlapped(KeyBuffer):
         nothing hides behind anything. gather: keys are copied again; False where the buffer still holds those of the
         last call. Where some keys did not arrive, dk and dv are NaN.
         """
+        gated = executor != "copy-then-attend"
+        own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
         attend = partial(
             self.attend_backward,
             local,
@@ -144,7 +150,8 @@ class Overlapped(KeyBuffer):
             dout,
             scale,
             dlse=dlse,
-            gated=executor != "copy-then-attend",
+            gated=gated,
+            own=own,
             deterministic=deterministic,
             leave=_left_free(executor),
         )
@@ -158,7 +165,7 @@ class Overlapped(KeyBuffer):
         readers = self.readers if gather else None
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
-        call = _Call(executor, k, v, (dk, dv))
+        call = _Call(executor, k, v, own is None, (dk, dv))
         steps = backward_steps(self.plan, self.readers, turn, self.groups, gather, self.together)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
@@ -257,7 +264,8 @@ class Overlapped(KeyBuffer):
             case Fill(half, _):
                 self.offer(half, call.k, call.v)
             case Settle():
-                self.settle(call.k, call.v)
+                if call.settle:
+                    self.settle(call.k, call.v)
             case Pull(piece, _, half, _):
                 if not by_kernel:
                     self.pull(piece, half)
@@ -307,7 +315,8 @@ class Overlapped(KeyBuffer):
     def offer(self, half: int, k: Tensor, v: Tensor) -> None:
         """Own keys to where other ranks copy them from."""
         if (readable := self.transport.own(half)) is not None:
-            _laid((k, v), readable, 0, slice(0, k.shape[1]))
+            for rows in self._lent:
+                _laid((k, v), readable, rows.start, rows)
 
     def settle(self, k: Tensor, v: Tensor) -> None:
         """Own keys to the right end of the buffer."""
@@ -339,11 +348,12 @@ class Overlapped(KeyBuffer):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The tensors of a call that steps need."""
+    """The tensors of a call that steps need. settle: own keys go to the buffer too, for the kernel reads them there."""
 
     executor: Executor
     k: Tensor
     v: Tensor
+    settle: bool
     grads: Pair | None = None
 
 

@@ -19,6 +19,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, empty
 from maskc.runtime.overlap_plan import OverlapPlan, joined
+from maskc.runtime.overlap_sum import own_runs
 from maskc.runtime.overlap_tables import (
     BackwardTables,
     Tables,
@@ -69,6 +70,17 @@ class Gradients(NamedTuple):
     dv: Tensor
 
 
+class InPlace(NamedTuple):
+    """Own keys that a gated kernel reads where they are: K and V [B, rows, Hk, D] of the blocks from `block` on."""
+
+    block: int
+    pair: Pair
+
+
+NOWHERE = 1 << 30
+"""First block of own keys where the kernel finds them in the buffer."""
+
+
 class KeyBuffer:
     """The key buffer of one rank and plan; see `Overlapped`, which fills it."""
 
@@ -96,16 +108,26 @@ class KeyBuffer:
         self.together = _together(plan, self.groups, shape.batch)
         self.words = lasting or Lasting.of(device, self.groups * len(plan.slots))
         self.keys, self.values = shape.empty(plan.rows, device)
+        self._runs = own_runs(plan, keys)
         self._places: dict[int, Pair] = {}
 
     # ---- kernels
 
     def attend(
-        self, local: BoundaryVectors, q: Tensor, scale: float, *, gated: bool, there: bool = False, leave: int = 0
+        self,
+        local: BoundaryVectors,
+        q: Tensor,
+        scale: float,
+        *,
+        gated: bool,
+        there: bool = False,
+        own: InPlace | None = None,
+        leave: int = 0,
     ) -> Partial:
         """The forward kernel of the current epoch over the key buffer.
 
-        gated: it waits for flags; there: all chunks count as there. leave: multiprocessors that it does not use.
+        gated: it waits for flags; there: all chunks count as there. own: see `in_place`. leave: multiprocessors that it
+        does not use.
         """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
@@ -129,9 +151,10 @@ class KeyBuffer:
             len(self.plan.slots) if there else self.plan.own,
             len(self.plan.slots),
             self.shape.heads // self.groups,
+            own.block if own else NOWHERE,
         )
-        spec = replace(spec, gated=True)
-        return hopper.forward_with(spec, local, q, keys, values, scale, schedule, gate=gate, leave=leave)
+        run = partial(hopper.forward_with, replace(spec, gated=True), local, q, keys, values, scale, schedule)
+        return run(gate=gate, own=own.pair if own else None, leave=leave)
 
     def attend_backward(
         self,
@@ -145,6 +168,7 @@ class KeyBuffer:
         dlse: Tensor | None = None,
         gated: bool,
         there: bool = False,
+        own: InPlace | None = None,
         deterministic: bool = False,
         leave: int = 0,
     ) -> Gradients:
@@ -166,8 +190,18 @@ class KeyBuffer:
         run = partial(run, scale=scale, dtype=q.dtype, parts=True)
         if not gated:
             return Gradients(*run(spec))
-        gate = self._backward_gate(self._backward_tables(local, q, deterministic), there)
-        return Gradients(*run(replace(spec, gated=True), gate=gate, leave=leave))
+        gate = self._backward_gate(self._backward_tables(local, q, deterministic), there, own.block if own else NOWHERE)
+        return Gradients(*run(replace(spec, gated=True), gate=gate, own=own.pair if own else None, leave=leave))
+
+    def in_place(self, k: Tensor, v: Tensor, block_kv: int) -> InPlace | None:
+        """Own keys as kernels of such blocks can read them in k and v, which saves a copy of them; None where they cannot.
+
+        They can where the rank's rows see all of them, but for some at an end, and they begin with a block.
+        """
+        if k.device.type != "cuda" or len(self._runs) != 1 or self._runs[0][0] % block_kv:
+            return None
+        start, rows = self._runs[0]
+        return InPlace(start // block_kv, (hopper.addressable(k[:, rows]), hopper.addressable(v[:, rows])))
 
     # ---- places
 
@@ -198,7 +232,7 @@ class KeyBuffer:
 
     # ---- tables, and what kernels do on the host
 
-    def _backward_gate(self, tables: BackwardTables, there: bool) -> hopper_bwd.GateTables:
+    def _backward_gate(self, tables: BackwardTables, there: bool, own_tile: int = NOWHERE) -> hopper_bwd.GateTables:
         words = self.words
         return hopper_bwd.GateTables(
             *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
@@ -209,6 +243,7 @@ class KeyBuffer:
             self.plan.own,
             len(self.plan.slots),
             self.shape.heads // self.groups,
+            own_tile,
         )
 
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
@@ -257,6 +292,16 @@ def _check(plan: OverlapPlan, keys: Layout, timeout: float, groups: int) -> None
 def _supported(local: BoundaryVectors, q: Tensor, keys: Tensor, values: Tensor) -> None:
     if (reason := hopper.why_not(local, q, keys, values)) is not None:
         raise MaskcError(reason)
+
+
+def forward_block(local: BoundaryVectors, q: Tensor) -> int:
+    """Keys of a block of the forward kernel; 1 where there is no kernel."""
+    return _forward_spec(local, q).block_kv if q.device.type == "cuda" else 1
+
+
+def backward_block(local: BoundaryVectors, q: Tensor, deterministic: bool) -> int:
+    """Keys of a tile of the backward kernel; 1 where there is no kernel."""
+    return _backward_spec(local, q, deterministic).block_kv if q.device.type == "cuda" else 1
 
 
 def _forward_spec(local: BoundaryVectors, q: Tensor) -> KernelSpec:

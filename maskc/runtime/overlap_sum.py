@@ -51,6 +51,19 @@ def own_runs(plan: OverlapPlan, keys: Layout) -> tuple[tuple[int, slice], ...]:
     return tuple(runs)
 
 
+def lent_runs(plan: OverlapPlan, keys: Layout) -> tuple[slice, ...]:
+    """Rows of the rank's tensors that other ranks read, neighbours joined."""
+    runs: list[slice] = []
+    for _, rows, _, readers in own_chunks(plan, keys):
+        if not readers:
+            continue
+        if runs and runs[-1].stop == rows.start:
+            runs[-1] = slice(runs[-1].start, rows.stop)
+        else:
+            runs.append(rows)
+    return tuple(runs)
+
+
 class GradientSum:
     """Adds up dK and dV of one plan: fp32 [splits, B, Hk, rows of the key buffer, D], and what lies in staging."""
 
