@@ -3,9 +3,11 @@
     python -m benchmarks.attention --seqlens 4096 8192 16384 32768 65536 131072 --also-head-dims 64 256 --gpus 0 1
 
 First worker processes compile everything side by side, each a few cells (a mask at one length); then every GPU times its
-cells one after the other: peers in turn, `--rounds` times, each time for `--seconds` or one step. A figure is the median
-over all steps, its spread the distance of the rounds' medians. TFLOP/s = 4 B H S^2 D density (forward), 2.5 times that
-(backward), by exact density. Cells are written as they come and join those that the file has of the same kernels.
+cells one after the other: peers in turn, `--rounds` times, each for `--seconds` or one step. `--settle` seconds of its own
+steps come before: the clock follows the power that was drawn some 50 ms ago, so a short step would run at the clock that the
+peer before it left. A figure is the median over all timed steps, its spread the distance of the rounds' medians. TFLOP/s =
+4 B H S^2 D density (forward), 2.5 times that (backward), by exact density. Cells are written as they come and join those that
+the file has of the same kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,8 @@ TOKENS = 131072
 """batch * seqlen of every cell."""
 OTHER_DIMS = ("full", "causal", "sliding_window", "causal_document")
 """Masks that head dims other than 128 are measured with, at 8192."""
+GRACE = 20.0
+"""Seconds beyond its time for a worker that is in the middle of something."""
 PEERS = ("maskc", "flex", "flex-flash", "cudnn", "flashmask", "magi")
 
 
@@ -61,6 +66,7 @@ def main() -> int:
     parser.add_argument("--batch-heads", type=int, default=None, help=f"batch * heads of a cell instead of {TOKENS} tokens")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.2, help="for one peer in one round")
+    parser.add_argument("--settle", type=float, default=0.12, help="untimed steps of a peer before its round")
     parser.add_argument("--gpus", type=int, nargs="+", default=[0])
     parser.add_argument("--parallel", type=int, default=10, help="workers of one GPU")
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for all")
@@ -131,41 +137,61 @@ def run_on_gpu(
 ) -> None:
     """Workers compile side by side; when those of all GPUs are ready, cells are timed in the order given."""
     started = time.monotonic()
-    options = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in ("heads", "rounds", "seconds")]
-    options += [f"--compile-seconds={0.45 * (deadline - started):.0f}"]
+    options = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in ("heads", "rounds", "seconds", "settle")]
     options += [f"--kv-heads={args.kv_heads or args.heads}", "--peers", *args.peers]
     if args.batch_heads:
         options += [f"--batch-heads={args.batch_heads}"]
     parts = min(args.parallel, len(cells))
-    workers = [Worker(gpu, cells[i::parts], options) for i in range(parts)]  # as many cells each: compiling takes alike
-    can: dict[str, Worker] = {}
-    for worker in workers:
-        word, *compiled_cells = worker.read(started + 0.7 * (deadline - started)).split() or [""]
-        if word != "ready":
-            worker.failed("compiling", worker.cells)
-        can.update(dict.fromkeys(compiled_cells, worker))
+    first_phase = 0.45 * (deadline - started)
+    with ThreadPoolExecutor(parts) as pool:  # as many cells each: compiling takes alike
+        dealt = [cells[i::parts] for i in range(parts)]
+        workers = [w for w in pool.map(lambda part: compiling_worker(gpu, part, options, first_phase), dealt) if w is not None]
+    can = {cell: worker for worker in workers for cell in worker.ready}
     print(f"{time.monotonic() - started:4.0f} s: GPU {gpu}: {len(can)} of {len(cells)} cells are compiled", flush=True)
     compiled.wait()
     for cell in (c for c in cells if str(c) in can):
         worker = can[str(cell)]
-        if worker.dead:
-            continue
         worker.write(str(cell))
         line = worker.read(deadline)
-        if line.startswith("{"):
-            results.add(json.loads(line))
+        reply = json.loads(line) if line.startswith("{") else {"failed": worker.why_ended()}
+        if "failed" not in reply:
+            results.add(reply)
             print(f"{time.monotonic() - started:4.0f} s: {cell}", flush=True)
-        else:
-            worker.failed("timing", [c for c in worker.cells if cells.index(c) >= cells.index(cell)])
-    for worker in workers:
+            continue
+        print(f"{cell}: failed while timing: {reply['failed']}", flush=True)
+        worker.close()  # whatever it was may have taken the GPU from the process
+        rest = [c for c in worker.cells if str(c) in worker.ready and cells.index(c) > cells.index(cell)]
+        successor = compiling_worker(gpu, rest, options, 0.5 * (deadline - time.monotonic()))
+        can = {name: w for name, w in can.items() if w is not worker}
+        can.update(dict.fromkeys(successor.ready, successor) if successor else {})
+        if lost := [str(c) for c in rest if str(c) not in can]:
+            print(f"{' '.join(lost)}: lost with it", flush=True)
+    for worker in set(can.values()):
         worker.close()
 
 
+def compiling_worker(gpu: int, cells: list[Cell], options: list[str], seconds: float) -> Worker | None:
+    """A worker that has compiled what it could in time. One that dies costs the cell that it was at: another does the rest."""
+    until = time.monotonic() + seconds
+    while cells and time.monotonic() < until:
+        worker = Worker(gpu, cells, [*options, f"--until={until}"])
+        at = None
+        while line := worker.read(until + GRACE):
+            word, *names = line.split()
+            if word == "ready":
+                worker.ready = names
+                return worker
+            at = names[0]
+        print(f"{at or ' '.join(map(str, cells))}: failed while compiling: {worker.why_ended()}", flush=True)
+        cells = [c for c in cells if str(c) != at] if at else []
+    return None
+
+
 class Worker:
-    """A process that compiles some cells, says `ready` and which, and times each cell that it is asked for."""
+    """A process that compiles cells, says which it is at, then `ready` and which it has; it times those it is asked for."""
 
     def __init__(self, gpu: int, cells: list[Cell], options: list[str]) -> None:
-        self.cells, self.dead = cells, False
+        self.cells, self.ready, self.late = cells, list[str](), False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.attention_cell", *options, "--cells", *map(str, cells)],
             stdin=subprocess.PIPE,
@@ -180,7 +206,8 @@ class Worker:
             },
         )
         self.errors: list[str] = []
-        threading.Thread(target=self._drain, daemon=True).start()
+        self.drain = threading.Thread(target=self._drain, daemon=True)
+        self.drain.start()
 
     def _drain(self) -> None:
         assert self.process.stderr is not None
@@ -192,7 +219,12 @@ class Worker:
     def read(self, deadline: float) -> str:
         """The next line that it prints, or "" when it ended or ran out of time (then it is killed)."""
         assert self.process.stdout is not None
-        timer = threading.Timer(max(1.0, deadline - time.monotonic()), self.process.kill)
+
+        def end() -> None:
+            self.late = True
+            self.process.kill()
+
+        timer = threading.Timer(max(1.0, deadline - time.monotonic()), end)
         timer.start()
         try:
             return self.process.stdout.readline().strip()
@@ -201,21 +233,25 @@ class Worker:
 
     def write(self, line: str) -> None:
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # read says so
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # read says so
 
-    def failed(self, doing: str, cells: list[Cell]) -> None:
-        self.dead = True
-        self.process.kill()
-        time.sleep(0.2)
-        print(f"{' '.join(map(str, cells))}: failed while {doing}: {' '.join(self.errors)[-400:]}", flush=True)
+    def why_ended(self) -> str:
+        """What it said last, and how it ended."""
+        try:
+            code = self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.drain.join(timeout=1)
+        how = "no answer in time" if self.late else f"signal {-code}" if code < 0 else f"exit {code}"
+        return " ".join([*self.errors, f"({how})"])[-400:]
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:

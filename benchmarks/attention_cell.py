@@ -1,18 +1,24 @@
 """A worker of `benchmarks.attention`: compiles its cells in time, says `ready` and which, times each that stdin names.
 
-A step is one forward and one backward of one peer, timed by three CUDA events, with gradients on for both.
+Before each cell that it compiles it says which. A cell that cannot be timed is answered with the reason. A step is one forward
+and one backward of one peer, timed by three CUDA events, with gradients on for both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
+from types import FrameType
 from typing import Any
 
 import torch
@@ -44,29 +50,57 @@ def main() -> int:
     for name in ("heads", "kv-heads", "rounds"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--batch-heads", type=int, default=None)
-    for name in ("seconds", "compile-seconds"):
+    parser.add_argument(
+        "--until", type=float, required=True, help="end of compiling, by the monotonic clock, one for all processes"
+    )
+    for name in ("seconds", "settle"):
         parser.add_argument(f"--{name}", type=float, required=True)
     args = parser.parse_args()
     reply_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers print; only replies may reach the parent
     torch._dynamo.config.recompile_limit = 64  # one function for all cells
-    started = time.monotonic()
     prepared: dict[str, Prepared] = {}
-    for text in args.cells:
-        if time.monotonic() - started > args.compile_seconds:
-            print(f"note: no time to compile {text}", file=sys.stderr)
-            continue
-        try:
-            prepared[text] = _prepare(_cell(text), args)
-        except Exception as problem:  # maskc itself: the other cells are worth having
-            print(f"note: {text} failed: {type(problem).__name__}: {str(problem)[:300]!r}", file=sys.stderr)
+    try:
+        with _limit(args.until - time.monotonic()):
+            for text in args.cells:
+                print("compiling", text, file=reply_to, flush=True)
+                try:
+                    prepared[text] = _prepare(_cell(text), args)
+                except Exception as problem:  # maskc itself: the other cells are worth having
+                    print(f"note: {text} failed: {type(problem).__name__}: {str(problem)[:300]!r}", file=sys.stderr)
+    except OutOfTimeError:
+        for late in args.cells[args.cells.index(text) :]:
+            print(f"note: no time to compile {late}", file=sys.stderr)
     print("ready", *prepared, file=reply_to, flush=True)
     for line in sys.stdin:
-        rows = _time(prepared[line.strip()], args)
-        info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "nvrtc": _nvrtc()}
-        print(json.dumps({"info": info, "rows": rows}), file=reply_to, flush=True)
+        try:
+            rows = _time(prepared[line.strip()], args)
+            info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "nvrtc": _nvrtc()}
+            reply = {"info": info, "rows": rows}
+        except Exception as problem:
+            reply = {"failed": f"{type(problem).__name__}: {str(problem)[:300]}"}
+        print(json.dumps(reply), file=reply_to, flush=True)
         torch.cuda.empty_cache()
     return 0
+
+
+class OutOfTimeError(BaseException):
+    """No Exception: compilers catch those."""
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raises OutOfTimeError in the main thread once so many seconds are over."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise OutOfTimeError
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _cell(text: str) -> Cell:
@@ -157,6 +191,7 @@ def _time(of: Prepared, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row per peer. `differs`: relative distance of its output from the first peer's on a sample of rows."""
     tensors = {layout: _tensors(layout, of, args) for layout in {peer.layout for peer, _ in of.forwards.values()}}
     steps: dict[str, int] = {}
+    settling: dict[str, int] = {}
     samples: dict[str, list[list[Events]]] = {}
     differs: dict[str, float] = {}
     reference: torch.Tensor | None = None
@@ -167,10 +202,14 @@ def _time(of: Prepared, args: argparse.Namespace) -> list[dict[str, Any]]:
         picked = rows[:, :: max(1, of.case.seqlen // ROWS)].float()
         reference = picked if reference is None else reference
         differs[name] = ((picked - reference).norm() / reference.norm()).item()
-        steps[name] = max(1, min(20, int(1000 * args.seconds / events[0].elapsed_time(events[2]))))
+        seconds = events[0].elapsed_time(events[2]) / 1000
+        steps[name] = max(1, min(20, int(args.seconds / seconds)))
+        settling[name] = 0 if seconds > 4 * args.settle else math.ceil(args.settle / seconds)  # a long step is settled itself
         samples[name] = []
     for _ in range(args.rounds):
         for name, (peer, forward) in of.forwards.items():
+            for _ in range(settling[name]):
+                _step(forward, tensors[peer.layout])
             samples[name].append([_step(forward, tensors[peer.layout])[0] for _ in range(steps[name])])
     torch.cuda.synchronize()
     return [_row(of, args, name, samples[name], differs[name]) for name in of.forwards]

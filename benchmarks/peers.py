@@ -9,11 +9,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.masks import MaskCase
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -60,8 +63,9 @@ def mask_mod(case: MaskCase, device: torch.device) -> MaskMod | None:
         case "prefix_lm_document":
             assert case.lengths is not None
             assert case.prefixes is not None
-            starts = torch.tensor([sum(case.lengths[:i]) for i in range(len(case.lengths))], device=device)
-            prefix_end = (starts + torch.tensor(case.prefixes, device=device))[ids]
+            starts = [sum(case.lengths[:i]) for i in range(len(case.lengths))]
+            ends = [start + prefix for start, prefix in zip(starts, case.prefixes, strict=True)]
+            prefix_end = torch.tensor(ends, dtype=torch.int32, device=device)[ids]
             return lambda b, h, q, k: (ids[q] == ids[k]) & ((q >= k) | (k < prefix_end[k]))
         case "prefix_lm_causal":
             return lambda b, h, q, k: (q >= k) | (k < case.prefix)
@@ -79,15 +83,17 @@ def mask_mod(case: MaskCase, device: torch.device) -> MaskMod | None:
 
 
 def _ids(lengths: Any, seqlen: int, device: torch.device) -> torch.Tensor:
+    """int32, half of what a kernel would read of the default dtype."""
     if not lengths:
-        return torch.zeros(seqlen, dtype=torch.int64, device=device)
+        return torch.zeros(seqlen, dtype=torch.int32, device=device)
     counts = torch.tensor(lengths, device=device)
-    return torch.repeat_interleave(torch.arange(len(lengths), device=device), counts, output_size=seqlen)
+    return torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32, device=device), counts, output_size=seqlen)
 
 
 # ---------------------------------------------------------------- the table
 
 
+BLOCK = 128  # rows and keys of a block of a BlockMask
 _COMPILED: dict[str, Any] = {}  # once per model, not per mask
 
 
@@ -110,15 +116,29 @@ def _flex(case: MaskCase, batch: int, kernel_options: dict[str, str] | None = No
     attend = _COMPILED.setdefault("flex", torch.compile(flex_attention, dynamic=False))
     mod = mask_mod(case, torch.device("cuda"))
     blocks = None
-    if mod is not None:
-        heads = case.heads if case.name == "random_eviction" else None
-        blocks = create_block_mask(mod, None, heads, case.seqlen, case.seqlen, device="cuda", BLOCK_SIZE=128, _compile=True)
+    if mod is not None and case.name == "random_eviction":
+        blocks = block_mask_by_head(mod, case.heads, case.seqlen, torch.device("cuda"))
+    elif mod is not None:
+        blocks = create_block_mask(mod, None, None, case.seqlen, case.seqlen, device="cuda", BLOCK_SIZE=BLOCK, _compile=True)
     return lambda q, k, v: attend(q, k, v, block_mask=blocks, kernel_options=kernel_options)
 
 
-def _flex_can(case: MaskCase) -> bool:
-    """create_block_mask needs a bool per cell of every mask head: 137 GB at 65536."""
-    return case.name != "random_eviction" or case.seqlen <= 32768
+def block_mask_by_head(mod: MaskMod, heads: int, seqlen: int, device: torch.device, compiled: bool = True) -> BlockMask:
+    """create_block_mask(mod, None, heads, ...), a head at a time: it needs a bool per cell of every head, 137 GB at 65536."""
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+    head = torch.zeros((), dtype=torch.int64, device=device)
+
+    def of_head(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return mod(b, h + head, q, k)
+
+    parts = []
+    for i in range(heads):
+        head.fill_(i)
+        parts.append(create_block_mask(of_head, None, 1, seqlen, seqlen, device=device, BLOCK_SIZE=BLOCK, _compile=compiled))
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    tables = (torch.cat([getattr(part, name) for part in parts], 1) for name in names)
+    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(seqlen, seqlen))
 
 
 def _flex_flash_absent() -> str | None:
@@ -147,12 +167,12 @@ def _unwritten(case: MaskCase, batch: int) -> Forward:
 
 PEERS: tuple[Peer, ...] = (
     Peer("maskc", "bshd", lambda: None, lambda case: True, _maskc),
-    Peer("flex", "bhsd", lambda: None, _flex_can, _flex),
+    Peer("flex", "bhsd", lambda: None, lambda case: True, _flex),
     Peer(
         "flex-flash",
         "bhsd",
         _flex_flash_absent,
-        _flex_can,
+        lambda case: True,
         lambda case, batch: _flex(case, batch, {"BACKEND": "FLASH"}),
     ),
     Peer("cudnn", "bhsd", lambda: None, lambda case: case.name in ("full", "causal"), _cudnn),

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
+import maskc
 from benchmarks import attention
 from benchmarks.attention import Cell, Results, deal
+from benchmarks.attention_cell import OutOfTimeError, _limit
+from benchmarks.masks import NAMES, mask_case
+from benchmarks.peers import block_mask_by_head, mask_mod
+from maskc.convert import to_dense
 
 FAKE = """#!{python}
 import json, sys
 cells = sys.argv[sys.argv.index("--cells") + 1 :]
-if any(c.startswith("document") for c in cells):
-    sys.exit("no such mask")
+for cell in cells:
+    print("compiling", cell, flush=True)
+    if cell.startswith("document"):
+        sys.exit("no such mask")
 print("ready", *cells, flush=True)
 for line in sys.stdin:
     mask, seqlen, dim = line.strip().split(",")
     if mask == "qk_sparse":
         sys.exit("lost the GPU")
+    if mask == "causal":
+        print(json.dumps(dict(failed="out of memory")), flush=True)
+        continue
     row = dict(peer="maskc", mask=mask, seqlen=int(seqlen), batch=1, heads=1, kv_heads=1, head_dim=int(dim), density=0.5)
     print(json.dumps(dict(info=dict(device="none"), rows=[dict(row, fwd_ms=1.0, bwd_ms=2.0)])), flush=True)
 """
@@ -60,19 +73,67 @@ def test_rows_of_other_kernels_or_of_another_gpu_go(tmp_path: Path, other: str) 
     assert [r["mask"] for r in json.loads(path.read_text())["rows"]] == ["causal"]
 
 
-def test_workers_that_fail_cost_their_own_cells_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_a_cell_that_fails_costs_itself_only(
+    parallel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = tmp_path / "python"
     fake.write_text(FAKE.format(python=sys.executable))
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
-    masks = ["full", "causal", "document", "qk_sparse"]
+    masks = ["full", "causal", "document", "sliding_window", "qk_sparse", "share_question"]
     out = tmp_path / "attention.json"
     words = ["attention", "--seqlens", "64", "--gpus", "0", "1", "--timeout", "30", "--out", str(out), "--masks", *masks]
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "argv", [*words, "--parallel", str(parallel)])
     assert attention.main() == 0
     said = capsys.readouterr().out
-    assert {r["mask"] for r in json.loads(out.read_text())["rows"]} == {"full", "causal"}
-    assert "document,64,128: failed while compiling: no such mask" in said
-    assert "qk_sparse,64,128: failed while timing: lost the GPU" in said
+    assert {r["mask"] for r in json.loads(out.read_text())["rows"]} == {"full", "sliding_window", "share_question"}
+    assert "document,64,128: failed while compiling: no such mask (exit 1)" in said
+    assert "qk_sparse,64,128: failed while timing: lost the GPU (exit 1)" in said
+    assert "causal,64,128: failed while timing: out of memory" in said
+
+
+def test_a_worker_out_of_time_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f"#!{sys.executable}\nimport time\nprint('compiling full,64,128', flush=True)\ntime.sleep(60)\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    monkeypatch.setattr(attention, "GRACE", 0.0)
+    assert attention.compiling_worker(0, [Cell("full", 64)], [], 0.5) is None
+    assert capsys.readouterr().out == "full,64,128: failed while compiling: (no answer in time)\n"
+
+
+def test_a_time_limit_ends_what_catches_exceptions() -> None:
+    def stubborn() -> None:
+        while True:
+            try:
+                time.sleep(10)
+            except Exception:  # as compilers do
+                continue
+
+    with pytest.raises(OutOfTimeError), _limit(0.05):
+        stubborn()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_of_flex_are_those_of_the_mask_files(name: str) -> None:
+    """The function that FlexAttention gets, cell by cell, against the boundary vectors."""
+    case = mask_case(name, 512, heads=2)
+    wanted = to_dense(maskc.compile(case.mask).bind(nq=512, nk=512, **case.inputs))
+    mod = mask_mod(case, torch.device("cpu"))
+    if mod is None:
+        assert wanted.all()
+        return
+    assert torch.equal(create_mask(mod, 1, wanted.shape[1], 512, 512, device="cpu"), wanted)
+
+
+def test_a_block_mask_by_head_is_that_of_all_heads() -> None:
+    case = mask_case("random_eviction", 512, heads=3)
+    mod = mask_mod(case, torch.device("cpu"))
+    assert mod is not None
+    found = block_mask_by_head(mod, 3, 512, torch.device("cpu"), compiled=False)
+    wanted = create_block_mask(mod, None, 3, 512, 512, device="cpu", BLOCK_SIZE=128)
+    assert torch.equal(found.to_dense(), wanted.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    assert found.shape == wanted.shape
