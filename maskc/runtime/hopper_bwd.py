@@ -153,7 +153,8 @@ def backward_with(
     arguments = Arguments([*loads, *stores, *mine], main)
     ctas = min(shape.items, max(1, multiprocessors(device) - leave))
     enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
-    enqueue(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post))
+    # Waiting on the multiprocessors that a gated kernel leaves free, it would keep out what copies keys there.
+    enqueue(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post), overlap_previous=gate is None)
     if shape.splits > 1 and not parts:
         dk, dv = (t.sum(0).to(dtype) for t in (dk, dv))
     return dq, dk, dv
