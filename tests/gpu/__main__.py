@@ -49,7 +49,7 @@ def main() -> int:
     if args.match or args.every > 1 or args.no_special:
         about["selection"] = {"match": args.match, "every": args.every, "special": not args.no_special}
     record = Record(args.out, about, len(suite.jobs))
-    print(compile_ahead(list(suite.sources().values()), deadline), flush=True)
+    print(compile_ahead(suite.sources(), deadline), flush=True)
     ahead = kernels_kept()
     if driver_is_up():
         parser.exit(2, "the CUDA driver was initialised before the workers start: a fork could not use it\n")

@@ -46,12 +46,12 @@ class Suite:
         expected = [known.get(name, 3.0 if case is None else 1.0) for name, *_, case in chosen]
         self.jobs = [Job(name, kind, partial(_tidy, run), s) for (name, kind, run, _), s in zip(chosen, expected, strict=True)]
 
-    def sources(self) -> dict[str, CudaSource]:
-        """By their text."""
+    def sources(self) -> list[CudaSource]:
+        """Each once."""
         found = [source for case in self.cover for source in warm.sources(case)]
         for module in self.modules:
             found += getattr(module, "sources", tuple)()
-        return {source.text: source for source in found}
+        return list(dict.fromkeys(found))
 
 
 def _tidy(run: Callable[[], str]) -> str:

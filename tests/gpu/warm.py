@@ -34,7 +34,7 @@ BOTH = ("fwd", "bwd")
 def compile_all(sources: Iterable[CudaSource]) -> None:
     """Fills the cache in threads; equal sources once. Raises M601, M602."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_cubin, {source.text: source for source in sources}.values()))
+        list(pool.map(compile_cubin, dict.fromkeys(sources)))
 
 
 def variant(spec: KernelSpec) -> Iterator[CudaSource]:
