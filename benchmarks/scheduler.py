@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 from benchmarks.masks import NAMES, density, mask_case
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import Scheduler
 
 HEAD_DIM = 128
@@ -42,11 +43,13 @@ def main() -> int:
     import torch
 
     from benchmarks.digest import digest
+    from maskc.codegen.nvrtc import compile_cubin
 
     deadline = time.monotonic() + args.timeout
     rows: list[dict[str, Any]] = []
     info = {"device": torch.cuda.get_device_name(), "digest": digest(), "seqlen": args.seqlen}
-    _compile_all(args.masks, args.seqlen)
+    with ThreadPoolExecutor() as pool:  # side by side, before the first is asked for
+        list(pool.map(compile_cubin, sources(args.masks, args.seqlen)))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for name in args.masks:
         for heads in args.batch_heads:
@@ -63,21 +66,19 @@ def main() -> int:
 # ---------------------------------------------------------------- measuring
 
 
-def _compile_all(masks: list[str], seqlen: int) -> None:
-    """Every variant that is going to be timed, compiled side by side."""
+def sources(masks: list[str], seqlen: int) -> list[CudaSource]:
+    """Every variant that is going to be timed."""
     from maskc.codegen.forward import forward_source, forward_spec, schedule_source
-    from maskc.codegen.nvrtc import compile_cubin
     from maskc.codegen.spec_bwd import select_backward
     from maskc.runtime.hopper import mask_form
 
     forms = {mask_form(vectors(name, seqlen, 2, "cpu")) for name in masks}
-    sources = [select_backward(form, HEAD_DIM, "bf16").source() for form in forms]
+    found = [select_backward(form, HEAD_DIM, "bf16").source() for form in forms]
     for form in forms:
         spec = forward_spec(form, HEAD_DIM, "bf16")
-        sources += [forward_source(replace(spec, scheduler=s)) for s in get_args(Scheduler)]
-        sources += [schedule_source(spec)] if spec.packed else []
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, sources))
+        found += [forward_source(replace(spec, scheduler=s)) for s in get_args(Scheduler)]
+        found += [schedule_source(spec)] if spec.packed else []
+    return found
 
 
 def vectors(name: str, seqlen: int, heads: int, device: str) -> BoundaryVectors:

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.masks import NAMES
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.render import CudaSource
 
 LOADER, CONSUMER = "KV Loader", "MMA Consumer"
 COLUMNS = (
@@ -38,17 +40,14 @@ def main() -> int:
 
     from benchmarks.digest import digest
     from benchmarks.scheduler import vectors
-    from maskc.codegen.forward import forward_source, schedule_source
     from maskc.codegen.nvrtc import compile_cubin
-    from maskc.runtime import hopper, trace
+    from maskc.runtime import trace
 
     device = torch.device("cuda")
     chrome, _, chrome_path = args.chrome.partition("=")
     masks = {name: vectors(name, args.seqlen, args.heads, "cuda") for name in args.masks}
-    specs = {trace.trace_spec(hopper.mask_form(v), args.head_dim, "bf16") for v in masks.values()}
     with ThreadPoolExecutor() as pool:  # side by side, before the first is asked for
-        sources = [*map(forward_source, specs), *(schedule_source(s) for s in specs if s.packed)]
-        list(pool.map(compile_cubin, sources))
+        list(pool.map(compile_cubin, sources(list(masks.values()), args.head_dim)))
     rows: dict[str, dict[str, dict[str, float]]] = {}
     info = {"device": torch.cuda.get_device_name(), "digest": digest(), "seqlen": args.seqlen, "heads": args.heads}
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +63,15 @@ def main() -> int:
         if name == chrome:
             trace.write_chrome(lines, Path(chrome_path))
     return 0
+
+
+def sources(masks: list[BoundaryVectors], head_dim: int) -> list[CudaSource]:
+    """The traced variants of these masks."""
+    from maskc.codegen.forward import forward_source, schedule_source
+    from maskc.runtime import hopper, trace
+
+    specs = {trace.trace_spec(hopper.mask_form(v), head_dim, "bf16") for v in masks}
+    return [*map(forward_source, specs), *(schedule_source(s) for s in specs if s.packed)]
 
 
 if __name__ == "__main__":
