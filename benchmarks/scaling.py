@@ -8,8 +8,8 @@ on one GPU ("P = 1"); and TFLOP/s per GPU with the exchange added by the printed
 the times are the model's (tile costs at a constant rate): the table then compares assignments, not kernels.
 
 The ranks of all ways and the whole mask stand in one shuffled order, several rounds of it, so that a GPU that slows down
-as it gets warm slows all of them. Cells come in the order of their weight, and the file is written after each: with
-`--seconds`, what does not fit is named and left out.
+as it gets warm slows all of them; forwards and backwards have rounds of their own. Cells come in the order of their
+weight, and the file is written after each: with `--seconds`, what does not fit is named and left out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,8 @@ SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
 LARGE = 8
 """Ranks above which a round is so long that two are enough, and one for LPT."""
+SETTLE = 0.06
+"""Seconds after which the clock of the GPU is that of the kernels that run."""
 FEW_SAMPLES = 8
 """Fewer samples than this are not fitted."""
 
@@ -112,48 +116,72 @@ def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPla
 
 
 class Bench:
-    """Times of local kernels on the GPU, by label: jobs are run in shuffled rounds, forward and backward one after the other.
+    """Times of local kernels on the GPU, by label. Inputs are slices of one set of tensors as large as the whole sequence.
 
-    Inputs are slices of one set of tensors as large as the whole sequence.
+    Jobs run in shuffled rounds, first all forwards, then all backwards, each behind SETTLE seconds of its own kind: a
+    call of a few milliseconds starts with the clock that the one before it left, and backwards leave another clock.
     """
 
-    def __init__(self, shape: Shape, length: int) -> None:
+    def __init__(self, shape: Shape, length: int, device: torch.device) -> None:
         def random_values(heads: int) -> torch.Tensor:
-            return torch.randn(shape.batch, length, heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
+            return torch.randn(shape.batch, length, heads, shape.head_dim, dtype=torch.bfloat16, device=device)
 
         self.q, self.dout = random_values(shape.heads), random_values(shape.heads)
         self.k, self.val = random_values(shape.heads_kv), random_values(shape.heads_kv)
         self.scale = shape.head_dim**-0.5
+        self.out = self.dout  # until the whole mask has run
 
     def run(self, jobs: dict[str, tuple[BoundaryVectors, int]], rounds: int) -> dict[str, Times]:
-        """Median times per job: the mask and in how many of the rounds it takes part."""
+        """Median times per job: the mask and in how many of the rounds it takes part. The first job is the whole mask."""
         tables = {label: hopper.schedule(v, self.q.shape[3]) for label, (v, _) in jobs.items()}
-        events: dict[str, list[list[torch.cuda.Event]]] = {label: [] for label in jobs}
-        first = next(iter(jobs))
-        self._once(jobs[first][0], tables[first])  # warm
+        lse: dict[str, torch.Tensor] = {}
+
+        def forward(label: str) -> None:
+            v = jobs[label][0]
+            out, lse[label] = ops.forward(v, *self._inputs(v), self.scale, schedule=tables[label])
+            if v.nq == self.out.shape[1]:
+                self.out = out  # the ranks' backwards read its first rows: of their own, they need the sizes alone
+
+        def backward(label: str) -> None:
+            v = jobs[label][0]
+            out, dout = self.out[:, : v.nq], self.dout[:, : v.nq]
+            ops.backward(v, *self._inputs(v), out, lse[label], dout, None, self.scale, schedule=tables[label])
+
+        passes = {"forward": forward, "backward": backward}
+        found: dict[str, dict[str, list[float]]] = {name: {label: [] for label in jobs} for name in passes}
+        largest, smallest = next(iter(jobs)), next(reversed(jobs))
+        for call in passes.values():
+            call(largest)  # takes the memory that later calls use again
         rng = random.Random(0)
         for at in range(rounds):
             order = [label for label, (_, wanted) in jobs.items() if at < wanted]
             rng.shuffle(order)
-            for label in order:
-                events[label].append(self._once(jobs[label][0], tables[label]))
-        torch.cuda.synchronize()
-        return {label: _medians(found) for label, found in events.items()}
+            for name, call in passes.items():
+                _settle(partial(call, smallest))
+                for label, seconds in zip(order, _timed([partial(call, label) for label in order]), strict=True):
+                    found[name][label].append(seconds)
+        return {label: Times(*(statistics.median(found[name][label]) for name in passes)) for label in jobs}
 
-    def _once(self, v: BoundaryVectors, tables: tuple[torch.Tensor, ...]) -> list[torch.cuda.Event]:
-        q, dout, k, val = self.q[:, : v.nq], self.dout[:, : v.nq], self.k[:, : v.nk], self.val[:, : v.nk]
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
-        marks[0].record()
-        out, lse = ops.forward(v, q, k, val, self.scale, schedule=tables)
-        marks[1].record()
-        ops.backward(v, q, k, val, out, lse, dout, None, self.scale, schedule=tables)
-        marks[2].record()
-        return marks
+    def _inputs(self, v: BoundaryVectors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.q[:, : v.nq], self.k[:, : v.nk], self.val[:, : v.nk]
 
 
-def _medians(found: Sequence[Sequence[torch.cuda.Event]]) -> Times:
-    forward, backward = ([1e-3 * marks[i].elapsed_time(marks[i + 1]) for marks in found] for i in (0, 1))
-    return Times(statistics.median(forward), statistics.median(backward))
+def _settle(call: Callable[[], None]) -> None:
+    """Calls until the clock is theirs."""
+    (seconds,) = _timed([call])
+    for _ in range(int(SETTLE / seconds)):
+        call()
+
+
+def _timed(calls: Sequence[Callable[[], None]]) -> list[float]:
+    """Seconds of each, enqueued one behind the other."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for call, mark in zip(calls, marks[1:], strict=True):
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    return [1e-3 * a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
 def modelled(work: int, p: AttentionPlan, shape: Shape) -> Times:
@@ -207,7 +235,7 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
             for rank in range(p.world):
                 local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), device)
                 jobs[f"{way} {rank}"] = local, taken[way]
-        times = Bench(cell.shape, case.seqlen).run(jobs, rounds)
+        times = Bench(cell.shape, case.seqlen, device).run(jobs, rounds)
     visible = visible_pairs(v) // (v.batch * v.heads)
     return [_row(cell, way, p, v, visible, times, taken[way]) for way, p in found.items()]
 

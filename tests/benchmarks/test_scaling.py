@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import scaling
-from benchmarks.scaling import ALONE, MASKS, WAYS, WORLDS, Cell, Shape, Times, cell_rows, cells, fits, line, write
+from benchmarks.scaling import ALONE, MASKS, WAYS, WORLDS, Bench, Cell, Shape, Times, cell_rows, cells, fits, line, write
+from maskc.boundary import BoundaryVectors
+from maskc.runtime import ops
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,7 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, int] = {}
 
     class Bench:
-        def __init__(self, shape: Shape, length: int) -> None:
+        def __init__(self, shape: Shape, length: int, device: torch.device) -> None:
             assert length == 4096
 
         def run(self, jobs: dict[str, tuple[object, int]], rounds: int) -> dict[str, Times]:
@@ -59,6 +63,43 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (r["forward_rate_against_one"], r["backward_rate_against_one"]) == (1.0, 0.8)
         assert r["forward_peak_over_mean"] == 1.0
         assert r["ranks_ms"] == [[2000.0, 5000.0]] * 4
+
+
+def test_forwards_and_backwards_have_rounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job as often as it is wanted, backwards with the sizes and lse of their own forward, behind calls of their kind."""
+    clock, calls = [0.0], list[str]()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = clock[0]
+
+        def elapsed_time(self, other: Event) -> float:
+            return 1e3 * (other.at - self.at)
+
+    def timed(name: str, seconds: float) -> Any:
+        real = getattr(ops, name)
+
+        def run(v: BoundaryVectors, *args: Any, **more: Any) -> Any:
+            clock[0] += seconds * v.nq / 1024
+            calls.append(f"{name} {v.nq}")
+            return real(v, *args, **more)
+
+        return run
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(scaling.hopper, "schedule", lambda v, head_dim: None)
+    monkeypatch.setattr(ops, "forward", timed("forward", 0.25))
+    monkeypatch.setattr(ops, "backward", timed("backward", 0.5))
+    whole, rank = (BoundaryVectors(n, 1024, 1, 1, n == 1024) for n in (1024, 128))
+    times = Bench(Shape(1, 2, 1, 16), 1024, torch.device("cpu")).run({"alone": (whole, 2), "rank": (rank, 1)}, 2)
+    assert times == {"alone": Times(0.25, 0.5), "rank": Times(0.25 / 8, 0.5 / 8)}
+    assert calls.count("forward 1024") == calls.count("backward 1024") == 1 + 2
+    kinds = [call.split()[0] for call in calls]
+    assert [kind for kind, _ in groupby(kinds)] == ["forward", "backward"] * 3
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
