@@ -69,6 +69,7 @@ class BackwardSpec:
             (self.block_q in (64, 128), "block_q is 64 or 128"),
             (self.block_kv in (64, 128), "block_kv is 64 or 128"),
             (not self.wide or self.block_q == 64, "64 keys go with 64 rows"),
+            (not self.wide or self.k_slots == 1, "64 keys go with one slot of K: its return says that dV has left V"),
             (self.v_steps > 0 or self.v_more == 0, "v_more comes on top of v_steps"),
             (self.slots >= 2, "with one dS buffer a warp group overwrites what the other still reads"),
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory, at most {SHARED_LIMIT}"),
