@@ -11,8 +11,9 @@ assignment, then attended to, and (forward) chunks of one peer after another wit
 Backward, the copies are those of keys and of the gradients of others in one direction, own gradients for others in the
 other direction at the same time, and the sum. E = 1 - exposed / copies with exposed = overlapped - attention, of medians,
 never clamped, with a 95 % interval from resampling; hidden / min = (attention + copies - overlapped) /
-min(attention, copies). The own keys' way into the buffer counts as exposed. A link of half the rate copies every chunk
-twice. --dry lists the cells with the model's times. --gpus N runs `benchmarks.overlap_gpus` instead.
+min(attention, copies). The way of own keys into the buffer counts as exposed, where the kernel does not read them in
+place. A link of half the rate copies every chunk twice. --dry lists the cells with the model's times. --gpus N runs
+`benchmarks.overlap_gpus` instead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,265 +35,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import maskc
 from benchmarks.digest import digest
-from benchmarks.masks import mask_case
-from maskc.boundary import BoundaryVectors
+from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, MASKS, Cell, Problem, cells, everything_gathered, problem
+from benchmarks.overlap_rank import Rank
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import OutDtype
 from maskc.codegen.spec_bwd import select_backward
 from maskc.diagnostics import MaskcError
-from maskc.runtime import hopper, ops
-from maskc.runtime.layout import Layout
+from maskc.runtime import hopper
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
-from maskc.runtime.merge import merge
-from maskc.runtime.overlap import Gradients, Overlapped
 from maskc.runtime.overlap_model import backward_times, flows, forward_times
-from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
-from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.plan_arguments import Order
-from maskc.runtime.protocol import Kind, Stream, Word
-from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
+from maskc.runtime.protocol import Stream
+from maskc.runtime.transport import CudaQueues
 
-MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
-HEAD_DIM = 128
-LINK_RATE = 50e9
-"""Bytes per second of pinned host memory, as the model and the order of the backward's work expect it."""
 CLOCK = 1.98e9
 """Cycles per second of the GPU."""
 FORWARD_SHARE = 0.5
 """Of the time, after which no forward cell is begun."""
 FEWEST, MOST = 7, 40
 """Rounds of a cell."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """link: copies of every chunk; 1 is the link as it is, 2 one of half its rate."""
-
-    mask: str
-    seqlen: int
-    heads: int
-    heads_kv: int
-    world: int
-    link: int
-
-    def __str__(self) -> str:
-        return f"{self.mask:20} S={self.seqlen:6} Hq={self.heads} Hk={self.heads_kv:2} P={self.world} link/{self.link}"
-
-
-def cells() -> Iterator[Cell]:
-    """The grid, what says most first: the time may not reach for all of it."""
-    paper = (65_536, 64, 1, 8, 1)  # 8192 rows a device, 64 query heads on one key head
-    sizes = [(32_768, 32, 32, 2, 1), (65_536, 32, 8, 8, 1), (65_536, 32, 32, 2, 1), (131_072, 32, 8, 2, 2), paper]
-    sizes += [(32_768, 32, 8, 8, 1), (65_536, 32, 8, 8, 2), (131_072, 32, 8, 8, 1), (65_536, 32, 1, 8, 2), (262_144, 32, 8, 8, 1)]
-    slow = [c for size in sizes for c in (Cell("causal", *size),) if c.seqlen // c.world >= 1 << 15]
-    yield from (c for size in sizes for m in MASKS if (c := Cell(m, *size)) not in slow)
-    yield from slow
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A cell's mask, plan, and the rank that is looked at."""
-
-    cell: Cell
-    v: BoundaryVectors
-    p: AttentionPlan
-    order: OverlapPlan
-
-
-def problem(cell: Cell, order: Order = "balanced") -> Problem:
-    case = mask_case(cell.mask, cell.seqlen, heads=cell.heads)
-    v = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors(case.seqlen, case.seqlen)
-    chunk = min(2048, max(128, cell.seqlen // cell.world // 8))
-    p = plan(
-        v,
-        world_size=cell.world,
-        chunk=chunk,
-        order=order,
-        heads=cell.heads,
-        heads_kv=cell.heads_kv,
-        head_dim=HEAD_DIM,
-    )
-    orders = [overlap_plan(p, r) for r in range(cell.world)]
-    return Problem(cell, v, p, max(orders, key=lambda o: sum(s.rows for s in o.pulls)))
-
-
-# ---------------------------------------------------------------- one rank on the GPU
-
-
-class Link(Loopback):
-    """Peers whose keys never change and whose gradients, on the GPU, come over the link that brings the keys."""
-
-    def __init__(self, keys: Layout, order: OverlapPlan, shape: KeyShape, device: torch.device, slowness: int) -> None:
-        super().__init__(keys, order.rank, order.sources, shape, device.type == "cuda", slowness, order.lends, halves=1)
-        longest = max((keys.size_of(c) for c in range(keys.chunk_count)), default=0)
-        self.left, self.theirs = (shape.gradients(longest, "cpu", self.pinned) for _ in range(2))
-        self.here = {(r, c): shape.gradients(keys.size_of(c), device) for r, chunks in order.lends for c in chunks}
-        for pair in (*self.here.values(), self.left, self.theirs):
-            for t in pair:
-                t.zero_()
-
-    def staged(self, reader: int, chunk: int) -> Pair:
-        return self.here[reader, chunk]
-
-    def pushed(self, chunk: int) -> Pair:
-        """One piece of memory for all of them: nobody reads it."""
-        k, v = (t[:, :, : self.keys.size_of(chunk)] for t in self.left)
-        return k, v
-
-    def receive(self) -> None:
-        """The gradients of others, on torch's current stream."""
-        for (_, chunk), pair in self.here.items():
-            for mine, their in zip(pair, self.theirs, strict=True):
-                for into, source in zip(mine, their[:, :, : self.keys.size_of(chunk)], strict=True):
-                    self._copy(into, source)
-
-
-class Beside(Overlapped):
-    """A rank whose peers send their gradients once its own keys are there."""
-
-    transport: Link
-    receiving = False
-
-    def attend_backward(self, *args: Any, **named: Any) -> Gradients:
-        made = super().attend_backward(*args, **named)
-        if self.receiving:
-            with self.queues.on("copy"):
-                self.transport.receive()
-            for reader in self.transport.lends:
-                self.queues.put("copy", self.transport.address(Word("sent", self.plan.rank, reader)), self.epoch)
-        return made
-
-
-class Rank:
-    """The rank of a problem with its buffers."""
-
-    def __init__(self, made: Problem, order: OverlapPlan, device: torch.device) -> None:
-        cell, p = made.cell, made.p
-        self.order, self.p, self.device = order, p, device
-        shape = KeyShape(1, cell.heads_kv, HEAD_DIM, HEAD_DIM, torch.bfloat16)
-        self.link = Link(p.keys, order, shape, device, cell.link)
-        self.queues = CudaQueues(device)
-        self.rank = Beside(order, p.keys, shape, self.link, self.queues, device, rate=LINK_RATE / cell.link, timeout=1.0)
-        self.vectors = replace(made.v, **{n: t.to(device) for n, t in _named(made.v)})  # type: ignore[arg-type]
-        self.rows = p.rows.chunks_of(order.rank)
-        self.local = localize(self.vectors, p.rows, self.rows, p.keys, order.columns, device)
-        self._parts: dict[tuple[int, ...], tuple[BoundaryVectors, tuple[Tensor, ...]]] = {}
-        self.scale = HEAD_DIM**-0.5
-        self.q, self.dout = (torch.randn(1, self.local.nq, cell.heads, HEAD_DIM, device=device).bfloat16() for _ in range(2))
-        own = p.keys.local_length(order.rank)
-        self.k, self.v = (torch.randn(1, own, cell.heads_kv, HEAD_DIM, device=device).bfloat16() for _ in range(2))
-        for peer in order.sources:
-            self.link.post(peer, 1, partial(_fill, device, peer))
-        self.result = self.forward("copy-then-attend")
-        self.grads = self.attention_backward()
-
-    def forward(self, executor: str) -> tuple[Tensor, Tensor]:
-        self._let("ready", self.rank.epoch + 1)  # the keys of others never change
-        return self.rank.forward(self.local, self.q, self.k, self.v, self.scale, executor)  # type: ignore[arg-type]
-
-    def backward(self, executor: str) -> tuple[Tensor, Tensor, Tensor]:
-        self._let("ready", self.rank.epoch + 1)
-        self._let("free", self.rank.epoch)  # nobody reads what was pushed
-        self.rank.receiving = True
-        given = (self.q, self.k, self.v, *self.result, self.dout, self.scale)
-        got = self.rank.backward(self.local, *given, executor)  # type: ignore[arg-type]
-        self.rank.receiving = False
-        return got
-
-    def _let(self, kind: Kind, epoch: int) -> None:
-        for source in self.order.sources:
-            write_word(self.link.address(Word(kind, self.order.rank, source)), epoch)
-
-    def attention(self, gated: bool = True, there: bool = True) -> tuple[Tensor, Tensor]:
-        return self.rank.attend(self.local, self.q, self.scale, gated=gated, there=there)
-
-    def attention_backward(self, gated: bool = True, there: bool = True) -> Gradients:
-        given = (self.q, *self.result, self.dout, self.scale)
-        return self.rank.attend_backward(self.local, *given, gated=gated, there=there)
-
-    def copies(self) -> None:
-        """The planned copies of keys with their flags, and the compute stream behind them."""
-        self._pull()
-        self.queues.follow("compute", "copy")
-
-    def exchange(self) -> None:
-        """All that is copied for a backward call, both directions at once, and the sum."""
-        self._pull()
-        with self.queues.on("copy"):
-            self.link.receive()
-        with self.queues.on("send"):
-            for piece in self.rank.plan.pieces(self.rank.groups):
-                if piece // len(self.rank.plan.slots) % self.rank.together == 0:
-                    self.rank.push(piece, self.grads, self.rank.together)
-        for stream in ("copy", "send"):
-            self.queues.follow("compute", stream)
-        self.rank.add_up(self.grads, (torch.empty_like(self.k), torch.empty_like(self.v)))
-
-    def fill(self) -> None:
-        self.rank.offer(0, self.k, self.v)
-        self.rank.settle(self.k, self.v)
-
-    def _pull(self) -> None:
-        for piece in self.rank.plan.pieces(self.rank.groups):
-            with self.queues.on("copy"):
-                self.rank.pull(piece, 0)
-            self.queues.put("copy", self.rank.words.flags.data_ptr() + 4 * piece, self.rank.epoch)
-
-    def peer_by_peer(self) -> tuple[Tensor, Tensor]:
-        """Chunks of one peer after another; each part is attended to when it is there, results are merged."""
-        events = []
-        parts = [tuple(s for s in self.rank.plan.slots if s.source == r) for r in (self.order.rank, *self.order.sources)]
-        for part in parts[1:]:
-            with self.queues.on("copy"):
-                for piece in self.rank.plan.pieces(self.rank.groups):
-                    if self.rank.plan.slot_of(piece) in part:
-                        self.rank.pull(piece, 0)
-                events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
-                events[-1].record()
-        total = None
-        for i, part in enumerate(parts):
-            if i:
-                torch.cuda.current_stream().wait_event(events[i - 1])
-            if part:
-                total = self._merged(total, part)
-        assert total is not None
-        return total[0].to(self.q.dtype), total[1]
-
-    def _merged(self, total: Any, part: Any) -> Any:
-        columns = tuple(c for s in reversed(part) for c in s.chunks)
-        if columns not in self._parts:
-            local = localize(self.vectors, self.p.rows, self.rows, self.p.keys, columns, self.device)
-            self._parts[columns] = local, hopper.schedule(local, HEAD_DIM)
-        local, tables = self._parts[columns]
-        rows = slice(part[-1].start, part[0].start + part[0].rows)
-        keys, values = (head_major(x[:, rows]) for x in (self.rank.keys, self.rank.values))
-        new = ops.forward(local, self.q, keys, values, self.scale, schedule=tables, out_dtype=torch.float32)
-        return new if total is None else merge(total, new)
-
-
-def _fill(device: torch.device, peer: int, pair: Pair) -> None:
-    g = torch.Generator(device).manual_seed(peer)
-    for half in pair:
-        half.copy_(torch.randn(half.shape, device=device, generator=g))
-
-
-def _named(v: BoundaryVectors) -> list[tuple[str, Tensor]]:
-    named = zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True)
-    return [(n, t) for n, t in named if t is not None]
-
-
-def everything_gathered(cell: Cell) -> tuple[Problem, OverlapPlan]:
-    """Dual-chunk assignment; every rank gets every chunk."""
-    made = problem(cell, "zigzag")
-    everything = [frozenset(range(made.p.keys.chunk_count))] * cell.world
-    return made, visit_order(made.p.keys, everything, made.order.rank, cell.world)
-
-
 EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
 BASELINES = ("dual-chunk gather", "peer by peer")
 SIDES: tuple[Stream, Stream] = ("copy", "send")
@@ -315,7 +79,7 @@ def measure(cell: Cell, device: torch.device, seconds: float, direction: str) ->
             "flags set": partial(ours.attention, there=False),
             "no gate": partial(ours.attention, gated=False),
             "copies": ours.copies,
-            "own keys": ours.fill,
+            "own keys": partial(ours.own_keys, direction),
             **{name: partial(ours.forward, name) for name in EXECUTORS},
             "peer by peer": ours.peer_by_peer,
         }
@@ -325,7 +89,7 @@ def measure(cell: Cell, device: torch.device, seconds: float, direction: str) ->
             "flags set": partial(ours.attention_backward, there=False),
             "no gate": partial(ours.attention_backward, gated=False),
             "copies": ours.exchange,
-            "own keys": ours.fill,
+            "own keys": partial(ours.own_keys, direction),
             **{name: partial(ours.backward, name) for name in EXECUTORS},
         }
     if whole is not None:

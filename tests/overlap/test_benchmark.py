@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import overlap
-from benchmarks.overlap import Cell, cells, dry, everything_gathered, figures, interval, problem
+from benchmarks import overlap, overlap_rank
+from benchmarks.overlap import dry, figures, interval
+from benchmarks.overlap_cells import Cell, cells, everything_gathered, problem
 from maskc.runtime.transport import HostQueues
 
 
@@ -71,8 +72,8 @@ def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> 
 
     for name, value in (("Event", Clock), ("synchronize", lambda: None), ("_sleep", lambda cycles: None)):
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(overlap, "CudaQueues", lambda device: HostQueues())
-    monkeypatch.setattr(overlap.Rank, "peer_by_peer", lambda self: None)
+    monkeypatch.setattr(overlap_rank, "CudaQueues", lambda device: HostQueues())
+    monkeypatch.setattr(overlap_rank.Rank, "peer_by_peer", lambda self: None)
     cell = Cell("causal_document", 1024, 2, 1, 2, 2)
     executors = ["gated", "sm-copy", "copy-then-attend", "dual-chunk gather"]
     needed = {"mask", "seqlen", "kv_heads", "direction", "executor", "link", "t_attention_ms", "t_comm_ms", "t_overlap_ms"}
