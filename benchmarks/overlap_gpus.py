@@ -256,7 +256,7 @@ def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rou
 def compile_all(masks: Sequence[str], world: int) -> None:
     """Every variant that is going to run, compiled side by side."""
     with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, sources_of(masks, world)))
+        list(pool.map(compile_cubin, dict.fromkeys(sources_of(masks, world))))
 
 
 def sources_of(masks: Sequence[str], world: int) -> list[CudaSource]:

@@ -177,9 +177,9 @@ def _single(case: PairCase, mask_heads: int) -> Case:
 
 def compile_for(cases: list[PairCase]) -> int:
     """Compile what the ranks will need side by side; the number of kernels. Needs no GPU."""
-    sources = {source.text: source for source in (exchange_source(), *(s for case in cases for s in _sources(case)))}
+    sources = dict.fromkeys((exchange_source(), *(s for case in cases for s in _sources(case))))
     with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, sources.values()))
+        list(pool.map(compile_cubin, sources))
     return len(sources)
 
 
