@@ -1,6 +1,6 @@
 """Fine-tune a small Llama-style model on packed documents through Hugging Face Transformers, and compare with unpacked.
 
-    pip install transformers
+    pip install -e ".[hf]"
     python examples/finetune_packed.py
 
 Documents are packed into one sequence, so no token is spent on padding; the mask keeps them apart, positions restart,
@@ -12,7 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+
+try:
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ModuleNotFoundError as e:
+    raise SystemExit('this example needs Transformers: pip install -e ".[hf]"') from e
 
 import maskc
 from maskc.integrations.transformers import register

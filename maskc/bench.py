@@ -112,9 +112,9 @@ class Report:
             f"{'':24}{'maskc':>26}{'FlexAttention':>26}{'ratio':>8}",
         ]
         for name, unit, mine, theirs, flop in rows:
-            cells = "".join(f"{_cell(x, flop):>26}" for x in (mine, theirs))
+            cells = "".join(f"{_cell(x, flop if s.device == 'cuda' else 0.0):>26}" for x in (mine, theirs))
             ratio = "" if mine is None or theirs is None else f"{theirs / mine:.2f}"
-            lines.append(f"{f'{name}, {unit}':24}{cells}{ratio:>8}")
+            lines.append(f"{f'{name}, {unit}':24}{cells}{ratio:>8}".rstrip())
         return "\n".join(lines)
 
 
@@ -134,7 +134,8 @@ def bench(mask: CompiledMask, given: Inputs, setting: Setting) -> Report:
     nq, nk = vectors.nq, vectors.nk
     setting = replace(setting, batch=given.batch or setting.batch)
     if device.type == "cpu" and nq * nk * setting.heads * setting.batch > _CPU_CELLS:
-        hint = "take fewer heads, or a shorter sequence"
+        fit = _CPU_CELLS // (nq * nk * setting.batch)
+        hint = f"take fewer heads (--heads {fit})" if fit else "take a shorter sequence"
         raise error("M515", f"FlexAttention is dense on a CPU, and {nq} x {nk} scores a head are too many", None, hint)
     tensors = _tensors(setting, nq, nk, device)
     mine, theirs = _maskc(bind, tensors), _flex(bind, nq, nk, setting, device)

@@ -88,7 +88,7 @@ class Comparison:
         where = (f", batch item {c.batch}" if c.batch else "") + (f", head {c.head}" if c.head else "")
         a, b = self.names
         yield f"{a} and {b} differ: row {c.row}{where} sees key {c.key} in {c.seen_by} only"
-        yield f"{self.differing} of {self.cells} cells differ ({self.nq} rows, {self.nk} keys)"
+        yield f"{self.differing} of {self.cells} cells differ ({self.nq} x {self.nk})"
         if self.inputs:
             yield "smallest input found: " + ", ".join(f"{name} = {text}" for name, text in self.inputs)
         left, right = self.pictures

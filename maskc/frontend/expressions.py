@@ -11,7 +11,7 @@ from typing import assert_never
 
 from maskc.diagnostics import Span
 from maskc.frontend import ast, build, units
-from maskc.frontend.hints import count, cut, how_to_declare, is_constant, seen_from, short, short_span, unit_hint
+from maskc.frontend.hints import ELSEWHERE, count, cut, how_to_declare, is_constant, seen_from, short, short_span, unit_hint
 from maskc.frontend.reads import Reads
 from maskc.frontend.scope import Macro, Scope
 from maskc.frontend.units import PLAIN, POSITION, Kind
@@ -145,7 +145,9 @@ class Typer:
             example = {"same": "same(doc)", "first": "k in first(doc)", "last": "q in last(doc)", "abs": "abs(q - k)"}
             return self.report("M114", f"`{name}` needs an argument", e.span, f"write `{example.get(name, f'{name}(q, k)')}`")
         candidates = [*self.scope.known_names(), *self.params, *COORDINATES, *BUILTINS, "true", "false"]
-        return self.report("M101", f"unknown name `{name}`", e.span, did_you_mean(name, candidates, how_to_declare(name)))
+        return self.report(
+            "M101", f"unknown name `{name}`", e.span, ELSEWHERE.get(name) or did_you_mean(name, candidates, how_to_declare(name))
+        )
 
     def _coordinate(self, name: str, span: Span) -> Number:
         match name:

@@ -44,6 +44,17 @@ def unit_hint(e: ast.Expr, own: Number, other: Number) -> str | None:
     return None
 
 
+ELSEWHERE = {
+    **dict.fromkeys(("q_idx", "qidx", "row", "q_index", "query"), "the row is called `q`"),
+    **dict.fromkeys(("k_idx", "kv_idx", "kidx", "kv", "col", "column", "key"), "the key is called `k`"),
+    **dict.fromkeys(("head", "h_idx", "head_idx"), "the head is called `h`"),
+    **dict.fromkeys(
+        ("b", "b_idx", "batch"), "a mask is that of one batch item; items differ in the data that they are bound with"
+    ),
+}
+"""What the coordinates are called elsewhere."""
+
+
 def how_to_declare(name: str) -> str:
     return f"declare it, for example `input {name} : int`"
 

@@ -47,6 +47,8 @@ SLIPS: tuple[tuple[str, str], ...] = (
 )
 
 _TOKEN = re.compile(r'\s+|#[^\n]*|"[^"\n]*"|\w+|<=|>=|==|!=|//|.', re.DOTALL)
+_PYTHON = ("def", "lambda", "return")
+_EXPRESSION = "there are no functions: a mask is one condition, as in `mask causal = k <= q`"
 _OPERANDS = {"INT", "NAME", "LPAR"}
 _IN_EXPRESSIONS = {"if", "then", "else", "and", "or", "not", "in"}
 _WORDS = {
@@ -135,7 +137,8 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
     before = source.text[start:pos].rstrip()
     if expected >= {"MASK", "INPUT"}:
         made_of = f"a file is made of {quoted(DECLARATIONS)} declarations"
-        help_line = did_you_mean(word, DECLARATIONS, made_of)
+        other = _EXPRESSION if word in _PYTHON else "comments begin with `#`" if word == "//" else None
+        help_line = other or did_you_mean(word, DECLARATIONS, made_of)
         return Diagnostic("M006", f"unexpected `{word}`: expected a declaration", span, help_line)
     if word in KEYWORDS and "NAME" in expected and not ("INT" in expected and word in _IN_EXPRESSIONS):
         return _reserved(span)
@@ -151,6 +154,10 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
         if {"(": ")", "[": "]"}[opened.group()] != word:
             text = f"`{word}` does not close the `{opened.group()}` before it"
             return Diagnostic("M003", text, span, f"write `{')' if word == ']' else ']'}`")
+    if word == "=" and (named := re.match(r"input\s+\w+$", before)):
+        return Diagnostic(
+            "M001", "unexpected `=`: expected `:`", span, f"the type comes first, as in `{named.group()} : int = ...`"
+        )
     for text, hint in SLIPS:
         for at in (pos, pos - 1):
             inside = at >= start and source.text.startswith(text, at) and at + len(text) > pos
@@ -166,7 +173,13 @@ def _bad_token(source: SourceFile, start: int, token: Token, expected: frozenset
         if (guess := closest(word, words)) is not None:
             return Diagnostic("M006", f"unexpected `{word}`", span, f"did you mean `{guess}`?")
     advice: str | None = None
-    if token.type == "COMPARE" and "WHERE" in expected:
+    if word == "if":
+        advice = "write `(if ... then ... else ...)`"
+    elif re.search(r"\b(lambda|return)$", before):
+        advice = _EXPRESSION
+    elif word == ":" and re.match(r"(mask|let|const)\s+\w+$", before):
+        advice = f"write `{before} = ...`"
+    elif token.type == "COMPARE" and "WHERE" in expected:
         advice = "facts about an input follow `where`, as in `input window : int where window >= 1`"
     elif word == "(" and re.search(r"\.\s*\w+$", before):
         advice = "attributes are read with brackets, as in `doc.start[k]`"

@@ -43,7 +43,7 @@ def test_smallest_difference(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["diff", "x.mask:a", "std:causal"]) == 1
     assert capsys.readouterr().out == (
         "x.mask:a and std:causal differ: row 0 sees key 0 in std:causal only\n"
-        "1 of 1 cells differ (1 rows, 1 keys)\n"
+        "1 of 1 cells differ (1 x 1)\n"
         "smallest input found: doc = []\n"
         "\n"
         "    x.mask:a    std:causal\n"
@@ -61,7 +61,7 @@ def test_a_difference_that_small_inputs_do_not_show(file: Path, capsys: pytest.C
     assert main(["diff", "x.mask:a", "x.mask:c", "--inputs", _inputs([30, 50, 20])]) == 1
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "x.mask:a and x.mask:c differ: row 70 sees key 30 in x.mask:a only"
-    assert out[1] == "55 of 10000 cells differ (100 rows, 100 keys)"
+    assert out[1] == "55 of 10000 cells differ (100 x 100)"
     assert out[2] == "the pictures begin with key 14"
     assert out[4:] == [
         f"    {'x.mask:a':<35}    x.mask:c",

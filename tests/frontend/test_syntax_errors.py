@@ -30,6 +30,13 @@ ONE = [
     ("mask m = k <= q «¤»", "M001", ""),
     ("mask m = «{»k <= q}", "M001", "group with `(`"),
     ("use a from «'»x'", "M001", "double quotes"),
+    ("«//» causal\nmask m = k <= q", "M006", "comments begin with `#`"),
+    ("«def» m(b, h, q, k):", "M006", "no functions"),
+    ("mask m = lambda «q», k: q >= k", "M001", "no functions"),
+    ("mask m = return «k» <= q", "M001", "no functions"),
+    ("mask m = k <= q «if» k > 0 else true", "M001", "(if ..."),
+    ("mask m«:» k <= q", "M001", "write `mask m = ...`"),
+    ("input window «=» 4", "M001", "`input window : int = ...`"),
     # incomplete
     ("mask m = k <= q «and»", "M002", "must follow"),
     ("mask m = k <= q «and»\n# the end\n", "M002", "must follow"),

@@ -14,6 +14,9 @@ TWO = "input doc : segments\ninput image : spans within doc\n"
 ONE = [
     # M101 names
     ("input window : int\nmask m = k <= q < k + «windw»", "M101", "did you mean `window`?"),
+    ("mask m = k <= «q_idx»", "M101", "the row is called `q`"),
+    ("mask m = «kv_idx» <= q", "M101", "the key is called `k`"),
+    ("mask m = «b» == 0 or k <= q", "M101", "one batch item"),
     ("mask m = k <= q and «True»", "M101", "did you mean `true`?"),
     ("mask m = «xyz» <= q", "M101", "declare it"),
     (DOC + "mask m = same(«dok»)", "M101", "did you mean `doc`?"),
