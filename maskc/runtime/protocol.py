@@ -179,11 +179,12 @@ def backward_steps(
     """The same for a backward call.
 
     The gradients of a piece leave once its last tile is done, in the order of pieces, on a stream of their own: waiting
-    for one must not hold up the keys of the next call. gather: keys are copied again, else they are in the buffer.
+    for one must not hold up the keys of the next call. gather: keys are copied again, else those of others are in the
+    buffer; own ones may have been read in place.
     together: groups of heads that leave in one copy, a divisor of `groups`.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
-    steps = list(_gather(plan, readers, turn, groups)) if gather else []
+    steps: list[Step] = list(_gather(plan, readers, turn, groups)) if gather else [("compute", Settle(epoch))]
     steps.append(("compute", Attend(foreign if gather else (), epoch, foreign)))
     pushed = dict(turn.pushed)
     count = len(plan.slots)

@@ -18,6 +18,7 @@ from maskc.runtime.protocol import (
     Pull,
     Push,
     Put,
+    Settle,
     Step,
     Sum,
     Turn,
@@ -280,6 +281,16 @@ def test_everything_the_kernel_waits_for_is_enqueued_before_it() -> None:
             assert isinstance(steps[-1][1], Attend)
             flags = [op.word.by for _, op in steps if isinstance(op, Put) and op.word.kind == "flag"]
             assert flags == list(steps[-1][1].pieces)
+
+
+@pytest.mark.parametrize("gather", [False, True])
+def test_own_keys_are_settled_before_every_kernel(gather: bool) -> None:
+    """Also before a backward over kept keys: the kernel of the forward may have read own keys in place."""
+    for made in CASES.values():
+        for p in made:
+            steps = backward_steps(p, readers_of(made, p.rank), Turn(5), gather=gather)
+            kinds = [type(op) for stream, op in steps if stream == "compute"]
+            assert kinds.index(Settle) < kinds.index(Attend)
 
 
 def test_pairs_that_need_nothing_exchange_nothing() -> None:
