@@ -209,14 +209,25 @@ def _rewrite(path: Path, text: str) -> None:
 
 def plan_command(a: argparse.Namespace) -> int:
     """`maskc plan`: which rank computes what under context parallelism."""
+    from maskc.runtime.plan import plan
     from maskc.runtime.plan_report import local_vectors, report
     from maskc.targets import load
 
     bound = bind_file(load(a.target), a.inputs)
-    if a.emit == "local-vectors":
-        print(local_vectors(bound, a.world, chunk=a.chunk, assign=a.assign), end="")
-    else:
-        print(report(bound, a.world, nodes=a.nodes, chunk=a.chunk, order=a.order, assign=a.assign), end="")
+    p = plan(
+        bound,
+        world_size=a.world,
+        nodes=a.nodes,
+        chunk=a.chunk,
+        order=a.order,
+        assign=a.assign,
+        epsilon=a.epsilon,
+        documents=a.documents,
+        heads=a.heads,
+        heads_kv=a.heads_kv,
+        head_dim=a.head_dim,
+    )
+    print((local_vectors if a.emit == "local-vectors" else report)(bound, p), end="")
     return OK
 
 
@@ -370,12 +381,19 @@ def _add_fmt(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = _command(commands, "plan", plan_command, "which rank computes what under context parallelism")
     parser.add_argument("target", metavar="FILE[:MASK]")
-    parser.add_argument("--inputs", metavar="JSON", type=Path, required=True, help="data of one batch")
+    form = '{"nq": 16, "nk": 16, "inputs": {...}}'
+    parser.add_argument("--inputs", metavar="JSON", type=Path, required=True, help=f"data of one batch: {form}")
     parser.add_argument("--world", metavar="P", type=_positive, required=True, help="number of ranks")
     parser.add_argument("--nodes", metavar="N", type=_positive, default=1, help="number of machines they live on (default 1)")
-    parser.add_argument("--chunk", metavar="N", type=_positive, help="rows that move as a whole")
-    parser.add_argument("--order", metavar="NAME", default="balanced", help="how chunks are given to ranks (default balanced)")
+    parser.add_argument("--chunk", metavar="N", type=_positive, help="rows that move as a whole (default about 8 chunks a rank)")
+    orders = "balanced (default), contiguous, zigzag or zigzag-document"
+    parser.add_argument("--order", metavar="NAME", default="balanced", help=f"how chunks are given to ranks: {orders}")
+    parser.add_argument("--documents", metavar="INPUT", help="the segments input that zigzag-document goes by")
     parser.add_argument("--assign", metavar="LIST", type=_ranks, help="the rank of each chunk instead, such as 0,1,1,0")
+    parser.add_argument("--epsilon", metavar="E", type=float, help="trade so much balance, such as 0.02, for less traffic")
+    parser.add_argument("--heads", metavar="N", type=_positive, help="query heads of the model (default 32)")
+    parser.add_argument("--heads-kv", metavar="N", type=_positive, help="key heads of the model (default 8)")
+    parser.add_argument("--head-dim", metavar="N", type=_positive, help="head dim of the model (default 128)")
     parser.add_argument("--emit", choices=("local-vectors",), help="print each rank's own boundary vectors instead")
 
 

@@ -218,9 +218,10 @@ def plan(
         nodes: the ranks stand in this many nodes of equal size, node by node.
         chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels best); by default about 8 chunks per rank.
         order: how rows are dealt out. With "balanced", workloads are equal and, across nodes, traffic is small.
-        epsilon: load band of traffic-saving swaps, 0.02 = 2 %. By default only across nodes; given, also between ranks.
+        epsilon: load band of traffic-saving swaps of order "balanced", 0.02 = 2 %. By default only across nodes; given,
+            also between ranks.
         nq, nk: sizes, where the masks do not know them. documents: the segments input that `positions` goes by.
-        assign: the rank of every chunk, to fix the assignment by hand.
+        assign: the rank of every chunk, to fix the assignment by hand; it takes the place of an order.
         hierarchical: a chunk enters a node once (default: when nodes > 1). overlap: exchange during compute.
 
     Raises:
@@ -231,15 +232,20 @@ def plan(
     chunk = arguments.size_of("chunk", chunk, code="M702")
     heads, heads_kv = arguments.size_of("heads", heads), arguments.size_of("heads_kv", heads_kv)
     head_dim = arguments.size_of("head_dim", head_dim)
-    arguments.check_order(order)
-    arguments.check_epsilon(epsilon)
+    arguments.check_order(order, assign)
+    arguments.check_epsilon(epsilon, order, assign)
+    costs = TileCosts() if costs is None else costs
+    for name, value, kind in (("costs", costs, TileCosts), ("effort", effort, Effort), ("machine", machine, Machine)):
+        arguments.check_kind(name, value, kind)
     arguments.check_switches(prune=prune, hierarchical=hierarchical, overlap=overlap)
     sizes = _sizes(masks, arguments.size_of("nq", nq, 0), arguments.size_of("nk", nk, 0))
     vectors = tuple(vectors_of(m, *sizes) for m in masks)
     tilings = _tilings(masks, sizes[0], documents)
+    segments = tuple(sorted({name for mask in masks for name in _segments(mask)}))
+    if order == "zigzag-document":
+        arguments.check_documents(tilings, segments)
     rows, keys = _layouts(order, sizes, world, chunk, assign, tilings)
     works = tuple(tile_work(v, rows, keys) for v in vectors)
-    costs = arguments.costs_of(costs)
     parts = _parts(masks, vectors, works, costs, weights)
     draft = AttentionPlan(
         world=world,
@@ -250,7 +256,7 @@ def plan(
         keys=keys,
         parts=parts,
         documents=tilings,
-        segments=tuple(sorted({name for mask in masks for name in _segments(mask)})),
+        segments=segments,
         workloads=(0,) * world,
         lower_bound=0,
         proven_bound=0,
@@ -337,7 +343,8 @@ def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, 
         if len(known) > 1:
             raise error("M705", f"masks of one plan must agree on {name}, got {sorted(filter(None, known))}")
         if not known:
-            raise error("M711", f"no mask says what {name} is", None, f"give {name}= to `bind` or to `plan`")
+            help = f"give {name}= to `bind` or to `plan`; in a JSON file of inputs it is the key {name}"
+            raise error("M711", f"no mask says what {name} is", None, help)
         (size,) = known
         assert size is not None
         return size
@@ -392,13 +399,7 @@ def _layouts(
         case "zigzag":
             rows = layouts.zigzag(nq, world, size)
         case "zigzag-document":
-            if documents is None or len(documents) != 1:
-                raise error(
-                    "M712",
-                    "order zigzag-document needs one segments input, the same in every batch item",
-                    None,
-                    "name it with documents=",
-                )
+            assert documents is not None
             rows = layouts.zigzag_documents(documents[0], nq, world, size)
         case _:
             bounds = layouts.even_bounds(nq, size)

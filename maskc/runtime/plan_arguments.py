@@ -8,7 +8,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from maskc.diagnostics import error
-from maskc.runtime.tile_work import TileCosts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -91,17 +90,33 @@ def owners_of(assign: Sequence[int] | None) -> tuple[int, ...] | None:
     return tuple(int(rank) for rank in assign)
 
 
-def check_order(order: str) -> None:
-    """Raise M713 for an unknown order."""
+def check_order(order: str, assign: Sequence[int] | None) -> None:
+    """Raise M713 for an unknown order, M702 where `assign` contradicts it."""
     if order not in get_args(Order):
         raise error("M713", f"unknown order {order!r}", None, f"one of {', '.join(get_args(Order))}")
+    if assign is not None and order != "balanced":
+        raise error("M702", f"assign gives every chunk its rank, and so does order {order}", None, "give one of them")
 
 
-def check_epsilon(epsilon: float | None) -> None:
-    """Raise M717 unless the band is a finite number >= 0."""
+def check_epsilon(epsilon: float | None, order: str, assign: Sequence[int] | None) -> None:
+    """Raise M717 unless the band is a finite number >= 0, for an order that swaps chunks."""
+    if epsilon is None:
+        return
     known = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-    if epsilon is not None and not (known and math.isfinite(epsilon) and epsilon >= 0):
+    if not (known and math.isfinite(epsilon) and epsilon >= 0):
         raise error("M717", f"epsilon is {epsilon!r}, not a finite number >= 0", None, "0.02 means 2 %")
+    if order != "balanced" or assign is not None:
+        fixed = f"order {order}" if assign is None else "assign"
+        raise error("M717", f"epsilon is {epsilon!r}, but {fixed} leaves no chunk to swap", None, "it goes with order balanced")
+
+
+def check_documents(documents: Sequence[Sequence[tuple[int, int]]] | None, segments: Sequence[str]) -> None:
+    """Raise M712 unless there is one list of documents for all batch items. segments: inputs that could be meant."""
+    if documents is None or len(documents) != 1:
+        names = ", ".join(f"`{name}`" for name in segments)
+        held = "here they differ" if documents else f"these masks have {names}" if segments else "these masks have none"
+        need = "order zigzag-document needs one segments input, the same in every batch item"
+        raise error("M712", f"{need}; {held}", None, "give plan(documents=NAME) where there are several")
 
 
 def check_switches(**switches: bool | None) -> None:
@@ -111,11 +126,10 @@ def check_switches(**switches: bool | None) -> None:
             raise error("M717", f"{name} is {value!r}, not True or False")
 
 
-def costs_of(costs: TileCosts | None) -> TileCosts:
-    """Costs of tiles, by default those of the Hopper kernels. Raises M717."""
-    if costs is not None and not isinstance(costs, TileCosts):
-        raise error("M717", f"costs is {type(costs).__name__}, not TileCosts")
-    return costs or TileCosts()
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise M717 for a value of another type."""
+    if not isinstance(value, kind):
+        raise error("M717", f"{name} is {type(value).__name__}, not {kind.__name__}")
 
 
 def _whole(value: object, least: int) -> bool:

@@ -20,56 +20,21 @@ WIDE = 16
 """Link tables of more ranks than this are summed per rank."""
 
 
-def report(
-    spec: Spec,
-    world: int,
-    *,
-    nodes: int = 1,
-    chunk: int | None = None,
-    order: str = "balanced",
-    assign: Sequence[int] | None = None,
-    epsilon: float | None = None,
-    heads_kv: int = DEFAULT_MACHINE.heads_kv,
-    head_dim: int = DEFAULT_MACHINE.head_dim,
-    itemsize: int = DEFAULT_MACHINE.itemsize,
-    nq: int | None = None,
-    nk: int | None = None,
-) -> str:
+def report(spec: Spec, p: AttentionPlan) -> str:
     """The plan of one mask as text: chunks, workloads beside those of other orders, bytes per link, what is never sent."""
-    p = plan(
-        spec,
-        world_size=world,
-        nodes=nodes,
-        chunk=chunk,
-        order=order,  # type: ignore[arg-type]
-        assign=assign,
-        epsilon=epsilon,
-        heads_kv=heads_kv,
-        head_dim=head_dim,
-        nq=nq,
-        nk=nk,
-    )
-    row_bytes = 2 * heads_kv * head_dim * itemsize
+    machine = DEFAULT_MACHINE
+    row_bytes = machine.bytes_per_row(p.heads_kv or machine.heads_kv, p.head_dim or machine.head_dim)
     sections = [_head(p), _ranks(p), _orders(spec, p, row_bytes), _links(p, row_bytes), _never(p), _strategies(p, row_bytes)]
     v = vectors_of(spec, p.rows.length, p.keys.length)
     sections.append(overlap_model.section(p, masks=v.batch * v.heads))
     return "\n\n".join(sections) + "\n"
 
 
-def local_vectors(
-    spec: Spec,
-    world: int,
-    *,
-    chunk: int | None = None,
-    assign: Sequence[int] | None = None,
-    nq: int | None = None,
-    nk: int | None = None,
-) -> str:
+def local_vectors(spec: Spec, p: AttentionPlan) -> str:
     """The localized vectors of every rank against all keys, neighbouring keys with equal values joined."""
-    p = plan(spec, world_size=world, chunk=chunk, assign=assign, nq=nq, nk=nk)
     v = vectors_of(spec, p.rows.length, p.keys.length)
     out = []
-    for rank in range(world):
+    for rank in range(p.world):
         chunks = p.rows.chunks_of(rank)
         local = localize(v, p.rows, chunks, p.keys, tuple(range(p.keys.chunk_count)))
         held = f"rows {_ranges(p.rows.ranges(chunks))} are local rows {_ranges(((0, local.nq),))}" if local.nq else "no rows"

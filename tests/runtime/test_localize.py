@@ -18,6 +18,7 @@ from maskc.diagnostics import MaskcError
 from maskc.runtime import ops
 from maskc.runtime.layout import Layout, contiguous, even_bounds, zigzag, zigzag_documents
 from maskc.runtime.localize import RowMap, localize, localized
+from maskc.runtime.plan import plan
 from maskc.runtime.plan_report import local_vectors
 from maskc.tiles import block_minmax
 
@@ -207,7 +208,7 @@ def test_worked_example(golden) -> None:
     """24 rows in chunks of 4 on ranks {0,5}, {1,4}, {2,3}; every column masks rows [10, 22)."""
     lts, lte = (torch.full((1, 1, 24), x, dtype=torch.int32) for x in (10, 22))
     v = BoundaryVectors(24, 24, 1, 1, False, lts=lts, lte=lte)
-    golden("local_vectors.txt", local_vectors(v, 3, chunk=4, assign=[0, 1, 2, 2, 1, 0]))
+    golden("local_vectors.txt", local_vectors(v, plan(v, world_size=3, chunk=4, assign=[0, 1, 2, 2, 1, 0])))
     layout = Layout(3, even_bounds(24, 4), (0, 1, 2, 2, 1, 0))
     row_map = RowMap.of(layout, (1, 4))
     xs = [0, 1, 2, 3, 4, 6, 8, 10, 16, 18, 20, 24, 10**9]

@@ -6,6 +6,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,6 +259,11 @@ def test_traffic_in_bytes() -> None:
         ("M717", {"world_size": 2, "nq": "8"}),
         ("M717", {"world_size": 2, "prune": "no"}),
         ("M717", {"world_size": 2, "costs": 3}),
+        ("M717", {"world_size": 2, "effort": "best"}),
+        ("M717", {"world_size": 2, "machine": "H200"}),
+        ("M702", {"world_size": 2, "chunk": 4, "assign": [0, 1], "order": "zigzag"}),
+        ("M717", {"world_size": 2, "order": "zigzag", "epsilon": 0.02}),
+        ("M717", {"world_size": 2, "chunk": 4, "assign": [0, 1], "epsilon": 0.02}),
     ],
 )
 def test_wrong_arguments(code: str, arguments: dict) -> None:
@@ -332,10 +338,12 @@ def test_report(golden) -> None:
     def without_digest(text: str) -> str:
         return re.sub(r"digest [0-9a-f]{16}", "digest ...", text)  # it holds the version
 
-    golden("plan.txt", without_digest(report(doc_mask([3145, 2203, 2844]), 4, nodes=2)))
-    given = report(doc_mask([4, 8]), 2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64)
-    golden("plan_given.txt", without_digest(given))
-    idle = report(doc_mask([3]), 4)
+    def told(spec: Any, **more: Any) -> str:
+        return without_digest(report(spec, plan(spec, **more)))
+
+    golden("plan.txt", told(doc_mask([3145, 2203, 2844]), world_size=4, nodes=2))
+    golden("plan_given.txt", told(doc_mask([4, 8]), world_size=2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64))
+    idle = told(doc_mask([3]), world_size=4)
     assert "idle" in idle
 
 
