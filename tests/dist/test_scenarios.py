@@ -18,6 +18,7 @@ from tests.dist.cases import Case, attend, dense, dense_mask, docs, joined, tens
 from tests.dist.pool import Pool
 
 WINDOW = "input window : int where window >= 1\nmask sliding_window = k <= q < k + window"
+DOC_WINDOW = "input doc : segments\ninput window : int per doc\nmask m = same(doc) and k <= q and q < k + window[k]"
 ALL = (*STRATEGIES, *DIRECT)
 
 
@@ -55,6 +56,7 @@ def test_every_strategy_keeps_every_mask(ranks: Pool, strategy: str) -> None:
         maskc.compile_text(WINDOW).bind(window=16, nq=128, nk=128),
         maskc.compile("std:causal").bind(nq=128, nk=128),
         docs([50, 70, 8]),
+        maskc.compile_text(DOC_WINDOW).bind(doc=maskc.segments(lengths=[50, 70, 8]), window=[16, 3, 100], nq=128, nk=128),
         maskc.compile_text("input prefix : int\nmask m = k <= q or k < prefix").bind(prefix=40, nq=128, nk=128),
     ]
     for spec in specs:
