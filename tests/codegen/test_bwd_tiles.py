@@ -37,7 +37,7 @@ struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static unsigned pack_bf16(float, float) { return 0; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static Index blockDim{128};
+[[maybe_unused]] static Index blockDim{128};
 template <class To, class From> static To bits(From from) { To to; std::memcpy(&to, &from, 4); return to; }
 static float __uint_as_float(unsigned x) { return bits<float>(x); }
 static float __int_as_float(int x) { return bits<float>(x); }
