@@ -10,11 +10,10 @@ Arithmetic is exact: 64-bit, and a mask whose values could leave 64 bits is refu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from maskc.codegen.ranges import INT32_MAX, Range, check_fits_int64, magnitude
+from maskc.codegen.ranges import check_fits_int64
 from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree, Vector, tree_expressions, tree_nodes
 from maskc.ir.nodes import (
     Add,
@@ -85,66 +84,17 @@ class ColumnCode:
     causal: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedForm:
-    """A mask that reads no memory: its bounds are arithmetic in k, nq, nk and a few scalars.
-
-    `text` defines `struct MaskScalars { int nq, nk; int <scalar>_; ... }` and
-
-        Bounds mask_column(const MaskScalars& in, int key)
-
-    over device/columns.cuh. It may be compiled with `#define MASKC_INDEX int` before that header when `fits_int32` says
-    so of the values at hand.
-    """
-
-    text: str
-    scalars: tuple[str, ...]
-    vectors: tuple[Vector, ...]
-    causal: bool
-    bounds: tuple[Expr, ...]
-
-    def fits_int32(self, nq: int, nk: int, scalars: Mapping[str, int]) -> bool:
-        """Whether no intermediate value leaves 32 bits for these sizes and scalars."""
-
-        def known(e: Expr) -> Range:
-            match e:
-                case Size(name=name):
-                    size = nq if name == "nq" else nk
-                    return size, size
-                case Scalar(name=name):
-                    return scalars[name], scalars[name]
-                case _:
-                    return 0, nk  # a column
-
-        return all(magnitude(e, known) <= INT32_MAX for e in self.bounds)
-
-
 def column_code(fn: MaskFn, program: IntervalProgram) -> ColumnCode:
     """The per-column text of a lowered mask. Raises M609 where an expression may leave 64 bits."""
     check_fits_int64(tree_expressions(program.tree))
     slots = tuple(_slot(d) for d in fn.inputs if d.name in _names(fn, program))
     members = "".join(f"  {s.type} {s.name}_;\n" for s in slots)
-    body = _Emitter(fn, closed=False).function(program)
+    body = _Emitter(fn).function(program)
     text = (
         f"struct MaskInputs {{\n  int nq, nk;\n{members}}};\n\n"
         f"MASKC_FN Bounds mask_column(const MaskInputs& in, int b, int h, int key) {{\n{body}}}\n"
     )
     return ColumnCode(text, slots, program.vectors, program.causal)
-
-
-def closed_form(fn: MaskFn, program: IntervalProgram) -> ClosedForm | None:
-    """The closed form of a mask whose bounds read nothing but sizes and scalars; None for every other mask."""
-    if any(isinstance(node, _DATA) for node in tree_nodes(program.tree)):
-        return None
-    check_fits_int64(tree_expressions(program.tree))
-    scalars = tuple(d.name for d in fn.inputs if d.name in _names(fn, program))
-    members = "".join(f"  int {name}_;\n" for name in scalars)
-    body = _Emitter(fn, closed=True).function(program)
-    text = (
-        f"struct MaskScalars {{\n  int nq, nk;\n{members}}};\n\n"
-        f"MASKC_FN Bounds mask_column(const MaskScalars& in, int key) {{\n{body}}}\n"
-    )
-    return ClosedForm(text, scalars, program.vectors, program.causal, tuple(tree_expressions(program.tree)))
 
 
 # ---------------------------------------------------------------- what a program reads
@@ -196,9 +146,8 @@ class _Emitter:
     depends on it is false in both polarities.
     """
 
-    def __init__(self, fn: MaskFn, *, closed: bool) -> None:
+    def __init__(self, fn: MaskFn) -> None:
         self._fn = fn
-        self._closed = closed
         self._lines: list[str] = []
         self._scopes: list[dict[str, str]] = []  # text of a read -> its local
         self._taken = {"find_first", "find_last", "set_end", "start_of"}  # functions that a local must not hide
@@ -294,8 +243,7 @@ class _Emitter:
             case Size(name=name):
                 return name, _ATOM
             case Scalar(name=name):
-                call = f"in.{name}_" if self._closed else f"scalar(in.{name}_, b)"
-                return self._read(f"{name}_value", "idx", call), _ATOM
+                return self._read(f"{name}_value", "idx", f"scalar(in.{name}_, b)"), _ATOM
             case Col():
                 return "k", _ATOM
             case Head():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from maskc.binding.bound import BoundInputs, SegmentTable
-from maskc.codegen.columns import ClosedForm, ColumnCode
+from maskc.codegen.columns import ColumnCode
 from maskc.codegen.prep import THREADS
 from maskc.codegen.render import CudaSource
 from maskc.ir.nodes import InputKind, MaskFn
@@ -32,17 +32,6 @@ extern "C" void columns_{name}(const {name}::MaskInputs* in, int batch, int head
         const Bounds c = {name}::mask_column(*in, b, h, k);
         *out++ = c.lts, *out++ = c.lte, *out++ = c.uts, *out++ = c.ute;
       }}
-}}
-"""
-_CLOSED = """
-namespace {name} {{
-{text}
-}}
-extern "C" void closed_{name}(const {name}::MaskScalars* in, int* out) {{
-  for (int k = 0; k < in->nk; ++k) {{
-    const Bounds c = {name}::mask_column(*in, k);
-    *out++ = c.lts, *out++ = c.lte, *out++ = c.uts, *out++ = c.ute;
-  }}
 }}
 """
 _KERNEL = """
@@ -74,20 +63,6 @@ def compile_columns(codes: Mapping[str, ColumnCode], folder: Path) -> HostColumn
     """The columns of many masks in one translation unit."""
     text = "".join(_COLUMNS.format(name=name, text=code.text) for name, code in codes.items())
     return HostColumns(_compile(_header() + text, folder), codes)
-
-
-def compile_closed(forms: Mapping[str, ClosedForm], folder: Path) -> Callable[[str, int, int, Mapping[str, int]], torch.Tensor]:
-    """Closed forms in 32-bit arithmetic: (name, nq, nk, scalars) -> int32 [4, nk]."""
-    text = "".join(_CLOSED.format(name=name, text=form.text) for name, form in forms.items())
-    library = _compile("#define MASKC_INDEX int\n" + _header() + text, folder)
-
-    def run(name: str, nq: int, nk: int, scalars: Mapping[str, int]) -> torch.Tensor:
-        values = [nq, nk, *(scalars[s] for s in forms[name].scalars)]
-        out = torch.full((nk, 4), -1, dtype=torch.int32)
-        getattr(library, f"closed_{name}")((ctypes.c_int * len(values))(*values), ctypes.c_void_p(out.data_ptr()))
-        return out.T
-
-    return run
 
 
 def compile_kernels(sources: Mapping[str, CudaSource], folder: Path) -> Callable[[str, ctypes.Structure, int], None]:

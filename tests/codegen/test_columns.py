@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.columns import ColumnCode, closed_form, column_code
+from maskc.codegen.columns import ColumnCode, column_code
 from maskc.diagnostics import MaskcError
 from maskc.frontend import parse_text
 from maskc.ir.evaluate import evaluate_column
 from maskc.ir.intervals import VECTORS, IntervalProgram
-from maskc.ir.nodes import InputDecl, InputKind
 from maskc.ir.reference import Outside, dense
 from maskc.ir.samples import random_env
 from maskc.ir.symbolic import prove
 from maskc.ir.verdict import Proven
 from tests.codegen import programs
-from tests.codegen.host import HostColumns, bound_inputs, compile_closed, compile_columns
+from tests.codegen.host import HostColumns, bound_inputs, compile_columns
 from tests.codegen.suite import suite
 
 
@@ -94,41 +93,6 @@ def test_suite_masks_equal_the_oracle(suite_columns: HostColumns) -> None:
             if compared > 600:
                 break
         assert compared > 20, name
-
-
-def test_closed_forms_read_nothing_and_fit_32_bits(tmp_path: Path) -> None:
-    """The masks without data have a closed form, which in 32-bit arithmetic gives the vectors of the program."""
-    forms = {name: form for name, (fn, program) in suite().items() if (form := closed_form(fn, program)) is not None}
-    assert set(forms) == {name for name, (fn, _) in suite().items() if all(_is_scalar(d) for d in fn.inputs)}
-    run = compile_closed(forms, tmp_path)
-    for name, form in forms.items():
-        fn, program = suite()[name]
-        rng = random.Random(name)
-        for _ in range(20):
-            nk = rng.randint(1, 10)
-            nq = nk if fn.square else rng.randint(1, 10)
-            env = random_env(fn, rng, nq, nk)
-            if env is None:
-                continue
-            assert form.fits_int32(nq, nk, env.scalars)
-            got = run(name, nq, nk, env.scalars)
-            for k in range(nk):
-                lower, upper = evaluate_column(fn, program, env, k)
-                assert got[:, k].tolist() == [*_canonical(lower, nq), *_canonical(upper, 0)], (name, env)
-
-
-def _is_scalar(decl: InputDecl) -> bool:
-    return decl.kind is InputKind.INT and decl.per is None
-
-
-def test_values_beyond_32_bits_are_seen_before_they_are_computed() -> None:
-    fn = parse_text("input w : int where w >= 1\nmask m = k <= q < k + w").masks[0]
-    verdict = prove(fn)
-    assert isinstance(verdict, Proven)
-    form = closed_form(fn, verdict.program)
-    assert form is not None
-    assert form.fits_int32(2**30, 2**30, {"w": 2**30 - 1})
-    assert not form.fits_int32(2**30, 2**30, {"w": 2**30})
 
 
 def test_arithmetic_beyond_64_bits_is_refused() -> None:
