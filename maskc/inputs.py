@@ -8,10 +8,11 @@ input is a number, a truth value or a list. A batch is a list of such objects, o
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from maskc.diagnostics import Diagnostic, MaskcError, SourceFile, Span, error
 from maskc.files import read_text
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from maskc.compiled import CompiledMask
 
 JSON_HELP = 'the form is {"nq": 16, "nk": 16, "inputs": {"doc": {"segments": {"lengths": [7, 5, 4]}}, "prefix": [3, 0, 2]}}'
+BATCH = "; a batch is a list of such objects"
 CONSTRUCTORS = ("segments", "spans")
 
 JsonObject = dict[str, object]
@@ -66,7 +68,9 @@ def _items(path: str | Path) -> list[JsonObject]:
         if not isinstance(item, dict):
             raise _bad(path, f"expected an object with nq, nk and inputs, found {json.dumps(item)[:40]}")
         if unknown := [key for key in item if key not in ("nq", "nk", "inputs")]:
-            raise _bad(path, f"unknown key {unknown[0]!r}: an object holds nq, nk and inputs")
+            raise _bad(
+                path, f"unknown key {unknown[0]!r}: an object holds nq, nk and inputs{BATCH if unknown[0] == 'batch' else ''}"
+            )
     return cast(list[JsonObject], items)
 
 
@@ -104,8 +108,13 @@ def _value(name: str, value: object, path: str | Path) -> object:
 
     if len(value) != 1 or (kind := next(iter(value))) not in CONSTRUCTORS or not isinstance(value[kind], dict):
         raise _bad(path, f'input `{name}`: an object here is {{"segments": {{...}}}} or {{"spans": {{...}}}}')
+    given, words = value[kind], (*get_args(constructors.Form), "pad")
+    if unknown := [word for word in given if word not in words]:
+        close = difflib.get_close_matches(unknown[0], words, n=1)
+        meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(words)}"
+        raise _bad(path, f"input `{name}`: {kind} have no {unknown[0]!r}: {meant}")
     construct = constructors.segments if kind == "segments" else constructors.spans
-    return construct(**value[kind])
+    return construct(**given)
 
 
 def _listed(names: JsonObject | list[str]) -> str:

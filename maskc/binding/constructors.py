@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -37,7 +38,7 @@ def segments(
     in its segment, so 0 starts a new one. eos: bool [n], True on the last token of each segment; tokens after the last
     True are one more segment. ranges: [m, 2], half-open, in order. Lists, numpy arrays or tensors.
 
-    Raises MaskcTypeError (M412) unless exactly one form is given.
+    Raises MaskcTypeError (M412) unless exactly one form is given, and for a `pad` that is no integer.
     """
     return _source("segments", pad, cu_seqlens=cu_seqlens, lengths=lengths, ids=ids, positions=positions, eos=eos, ranges=ranges)
 
@@ -66,4 +67,14 @@ def _source(kind: Literal["segments", "spans"], pad: int | None, **forms: object
         )
     if pad is not None and given[0] != "ids":
         raise MaskcTypeError(Diagnostic("M412", f"{kind}({given[0]}=, pad=): `pad` belongs to `ids`", help="leave `pad` out"))
-    return SetSource(kind, given[0], forms[given[0]], -1 if pad is None else pad)
+    return SetSource(kind, given[0], forms[given[0]], -1 if pad is None else _integer(kind, pad))
+
+
+def _integer(kind: str, pad: object) -> int:
+    """Also of numpy and of a tensor with one element."""
+    try:
+        if not isinstance(pad, bool):
+            return operator.index(pad)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise MaskcTypeError(Diagnostic("M412", f"{kind}(ids=, pad={pad!r}): `pad` is one of the ids, an integer"))

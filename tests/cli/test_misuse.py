@@ -100,6 +100,8 @@ def test_broken_json_is_shown_with_its_place(run: Run, tmp_path: Path, text: str
         ({"nq": -1, "inputs": {}}, "nq = -1"),
         ({"inputs": [1]}, "`inputs`"),
         ({"inputs": {"doc": {"segment": {}}, "prefix": [0]}}, "`doc`"),
+        ({"inputs": {"doc": {"segments": {"lenghts": [1]}}, "prefix": [0]}}, "did you mean 'lengths'?"),
+        ({"batch": 2, "inputs": {}}, "a batch is a list"),
         ([{"nq": 4, "inputs": {"doc": 1}}, {"nq": 5, "inputs": {"doc": 1}}], "one nq"),
         ([{"inputs": {"doc": 1}}, {"inputs": {"prefix": 1}}], "item 1"),
     ],
