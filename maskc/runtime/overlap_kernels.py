@@ -249,16 +249,20 @@ class KeyBuffer:
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
         _supported(local, q, *self._buffer())
         heads = q.shape[2], q.shape[0], self.shape.heads, self.groups
-        return gate_tables(local, self.plan, _forward_spec(local, q), *heads, q.device)
+        on = self._arrivals(), hopper.multiprocessors(q.device), q.device
+        return gate_tables(local, self.plan, _forward_spec(local, q), *heads, *on)
 
     def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
         _supported(local, q, *self._buffer())
         spec, shape = _backward_spec(local, q, deterministic), self.shape
         split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
         units = Units(q.shape[0], q.shape[2], shape.heads, *split, self.groups)
-        row_bytes = shape.batch * shape.heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
-        arrivals = expected_arrivals(self.plan, row_bytes, self.groups, self.rate, DEFAULT_MACHINE.latency)
-        return backward_tables(local, self.plan, spec, units, arrivals, hopper.multiprocessors(q.device), q.device)
+        on = self._arrivals(), hopper.multiprocessors(q.device), q.device
+        return backward_tables(local, self.plan, spec, units, *on)
+
+    def _arrivals(self) -> tuple[float, ...]:
+        row_bytes = self.shape.batch * self.shape.heads * (self.shape.dim_k + self.shape.dim_v) * self.shape.dtype.itemsize
+        return expected_arrivals(self.plan, row_bytes, self.groups, self.rate, DEFAULT_MACHINE.latency)
 
     def _report(self) -> None:
         """What a kernel that has ended without reports says of its gradients: all are complete."""

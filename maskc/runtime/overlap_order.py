@@ -43,13 +43,29 @@ def head_groups(heads: int, heads_kv: int, groups: int, slots: int) -> NDArray[n
     return kv_head // (heads_kv // groups) * slots
 
 
+def masks_of_heads(dealt: Heads, masks: int, masked_batches: bool) -> NDArray[np.int64]:
+    """[batch items * heads]: the mask of each; there are `masks`: (batch items if masked_batches) times mask heads."""
+    mask_heads = masks // dealt.batch if masked_batches else masks
+    which = np.arange(dealt.heads * dealt.batch, dtype=np.int64)
+    item = which // dealt.heads * mask_heads if masked_batches else 0
+    of: NDArray[np.int64] = item + which % dealt.heads // (dealt.heads // mask_heads)
+    return of
+
+
 def work_items(
-    latest: NDArray[np.int64], work: NDArray[np.int64], dealt: Heads, masked_batches: bool, group: int
+    latest: NDArray[np.int64],
+    work: NDArray[np.int64],
+    dealt: Heads,
+    masked_batches: bool,
+    group: int,
+    *,
+    last_by_work: bool = False,
 ) -> NDArray[np.uint32]:
     """The order of a kernel's work items: Q block | (batch item * heads + head) << 16.
 
     Row tiles whose last piece comes first go first, so that nobody takes a tile of the last piece while others could
-    run; among equals, `group` heads together (their keys stay in cache), then by falling work.
+    run; among equals, `group` heads together (their keys stay in cache), then by falling work. last_by_work: of the heads
+    that come last, tiles go by falling work alone: where the kernel waits for copies anyway, it then ends sooner.
 
     latest, work: [masks, Q blocks], masks being (batch items if masked_batches) times mask heads. Raises ValueError
     beyond ITEM_LIMIT.
@@ -58,16 +74,39 @@ def work_items(
     masks, q_blocks = latest.shape
     if q_blocks > ITEM_LIMIT or heads * batch > ITEM_LIMIT:
         raise ValueError(f"{q_blocks} Q blocks and {heads * batch} heads: at most {ITEM_LIMIT} of each")
-    mask_heads = masks // batch if masked_batches else masks
     which = np.arange(heads * batch, dtype=np.int64)
-    mask = (which // heads * mask_heads if masked_batches else 0) + which % heads // (heads // mask_heads)
+    mask = masks_of_heads(dealt, masks, masked_batches)
     load = work[mask]  # [heads * batch, Q blocks]
     first = dealt.first_piece[which % heads]
     stage = np.where(latest[mask] < dealt.own, -1, latest[mask] + first[:, None])
+    if last_by_work:
+        stage = np.minimum(stage, max(dealt.own, int(first.max(initial=0))))
     block = np.broadcast_to(np.arange(q_blocks), stage.shape)
     of = np.broadcast_to(which[:, None], stage.shape)
     order = np.lexsort(tuple(x.ravel() for x in (of, block, -load, of // group, stage)))
     return (block.ravel()[order] | of.ravel()[order] << 16).astype(np.uint32)
+
+
+def forward_end(
+    items: NDArray[np.uint32],
+    parts: Sequence[Sequence[Sequence[tuple[int, float]]]],
+    mask: NDArray[np.int64],
+    first_piece: NDArray[np.int64],
+    arrivals: Sequence[float],
+    processors: int,
+) -> float:
+    """When a forward kernel of so many CTAs is done, by the planned clock.
+
+    items: as `work_items` packs them. parts: [masks][Q blocks], (slot, seconds of one CTA) in the order of visit. mask,
+    first_piece: [batch items * heads]. arrivals: seconds, by piece; 0 for own ones.
+    """
+    free = [0.0] * processors
+    for item in items.tolist():
+        clock, which = free[0], item >> 16
+        for slot, seconds in parts[mask[which]][item & 0xFFFF]:
+            clock = max(clock, arrivals[first_piece[which] + slot]) + seconds
+        heapreplace(free, clock)
+    return max(free)
 
 
 def backward_items(

@@ -17,11 +17,22 @@ from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
-from maskc.runtime.overlap_order import Heads, backward_items, head_groups, latest_slots, planned_end, work_items
+from maskc.runtime.overlap_order import (
+    Heads,
+    backward_items,
+    forward_end,
+    head_groups,
+    latest_slots,
+    masks_of_heads,
+    planned_end,
+    work_items,
+)
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
+FEW = 16
+"""Work items of a forward for each multiprocessor, below which it matters which come last."""
 PIECE_SECONDS, MOST_PIECES = 30e-6, 256
 """That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
 GRADIENT_BYTES = 2
@@ -56,20 +67,37 @@ def gate_tables(
     batch: int,
     heads_kv: int,
     groups: int,
+    arrivals: tuple[float, ...],
+    processors: int,
     device: torch.device,
 ) -> Tables:
     """Tables of a mask over the key buffer; as many heads as share keys in cache are taken together.
 
-    heads, batch: of q. groups: of key heads, copied one after another.
+    heads, batch: of q. groups: of key heads, copied one after another. arrivals: seconds after which each piece is expected.
+    Where items are few, the order of those that come last is the one that ends sooner by the planned clock.
     """
     seen, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
-    latest = latest_slots(seen, ranges, plan.own)
+    latest, load, masked = latest_slots(seen, ranges, plan.own), work.sum(2) + ROW_WORK, local.batch > 1
     kv_bytes = 2 * plan.rows * spec.head_dim * 2
     group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * (heads // heads_kv))
     dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)), plan.own)
-    items = work_items(latest, work.sum(2) + ROW_WORK, dealt, local.batch > 1, group)
+    items = work_items(latest, load, dealt, masked, group)
+    if plan.pulls and 0 < len(items) < FEW * processors:
+        other = work_items(latest, load, dealt, masked, group, last_by_work=True)
+        seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / DEFAULT_MACHINE.flops
+        given = _parts(work, ranges, seconds * processors), masks_of_heads(dealt, len(load), masked)
+        first = np.tile(dealt.first_piece, batch)
+        ends = [forward_end(order, *given, first, arrivals, processors) for order in (items, other)]
+        items = other if ends[1] < ends[0] else items
     return Tables(_on(device, items), _on(device, _packed(ranges)))
+
+
+def _parts(work: NDArray[np.int64], ranges: NDArray[np.int64], seconds: float) -> list[list[list[tuple[int, float]]]]:
+    """[masks][Q blocks]: (last slot of a block of keys, seconds of the blocks that end in it) in the order of visit."""
+    slots = np.unique(ranges[:, 1])
+    by_slot = np.stack([work[:, :, ranges[:, 1] == slot].sum(2) for slot in slots], axis=-1)
+    return [[[(int(slots[i]), float(tile[i] * seconds)) for i in np.nonzero(tile)[0]] for tile in mask] for mask in by_slot]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
 from maskc.runtime.overlap_plan import overlap_plan
-from maskc.runtime.overlap_tables import gate_tables
+from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
@@ -357,7 +357,7 @@ def test_a_gated_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     o = overlap_plan(p, 0)
     local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, o.columns)
     spec = replace(forward_spec(hopper.mask_form(local), 128, "bf16"), gated=True)
-    tables = gate_tables(local, o, spec, 4, 1, 2, 2, CPU)
+    tables = gate_tables(local, o, spec, 4, 1, 2, 2, expected_arrivals(o, 1024, 2, 1e9, 1e-6), 132, CPU)
     gate = hopper.GateTables(tables.items.data_ptr(), tables.blocks.data_ptr(), 16, 32, 9, 5, o.own, len(o.slots), 1)
     q = torch.zeros(1, local.nq, 4, 128, dtype=torch.bfloat16)
     k = torch.zeros(o.rows, 1, 2, 128, dtype=torch.bfloat16).transpose(0, 1)
@@ -380,7 +380,7 @@ def test_gate_tables_pack_slots_and_items() -> None:
     o = overlap_plan(p, 1)
     local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
     spec = forward_spec(MaskForm(ute=True), 128, "bf16")
-    tables = gate_tables(local, o, spec, 2, 1, 2, 1, CPU)
+    tables = gate_tables(local, o, spec, 2, 1, 2, 1, expected_arrivals(o, 1024, 1, 1e9, 1e-6), 132, CPU)
     blocks = tables.blocks.numpy().view(np.uint32)
     assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(128).tolist()]
     assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks of 128"

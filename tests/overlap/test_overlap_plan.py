@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.forward import forward_spec
+from maskc.codegen.spec import MaskForm
+from maskc.runtime import overlap_tables
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_order import ITEM_LIMIT, Heads, head_groups, latest_slots, work_items
+from maskc.runtime.overlap_order import ITEM_LIMIT, Heads, forward_end, head_groups, latest_slots, work_items
 from maskc.runtime.overlap_plan import joined, overlap_plan, visit_order
 from maskc.runtime.plan import plan
 from maskc.tiles import TileClass, classify
@@ -136,21 +140,25 @@ def works(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int, bool, int]
     )
 
 
-@given(works())
+@pytest.mark.parametrize("last_by_work", [False, True])
+@given(problem=works())
 def test_items_go_by_latest_chunk_then_heads_together_then_work(
-    problem: tuple[np.ndarray, np.ndarray, int, int, bool, int],
+    last_by_work: bool, problem: tuple[np.ndarray, np.ndarray, int, int, bool, int]
 ) -> None:
+    """Those that come last by heads together and work alone, where it is asked for."""
     latest, work, heads, batch, masked, group = problem
     groups = 2 if heads % 2 == 0 else 1
     slots = int(latest.max()) + 2
     dealt = Heads(heads, batch, head_groups(heads, heads, groups, slots), own=1)
-    items = work_items(latest, work, dealt, masked, group)
+    items = work_items(latest, work, dealt, masked, group, last_by_work=last_by_work)
     blocks, which = items & 0xFFFF, items >> 16
     assert sorted(items.tolist()) == sorted(b | w << 16 for b in range(latest.shape[1]) for w in range(heads * batch))
     mask_heads = latest.shape[0] // batch if masked else latest.shape[0]
     mask = (which // heads * mask_heads if masked else 0) + which % heads // (heads // mask_heads)
     piece = latest[mask, blocks] + which % heads // (heads // groups) * slots
     stage = np.where(latest[mask, blocks] < 1, -1, piece)
+    if last_by_work:
+        stage = np.where((stage >= 0) & (which % heads // (heads // groups) == groups - 1), groups * slots, stage)
     keys = list(zip(stage.tolist(), (which // group).tolist(), (-work[mask, blocks]).tolist(), strict=True))
     assert keys == sorted(keys)
 
@@ -159,6 +167,39 @@ def test_rows_that_see_only_own_chunks_wait_for_nothing() -> None:
     slots = np.array([[2, 2], [1, 1], [0, 0]])
     seen = np.array([[[False, False, True], [True, False, True], [False, False, False], [False, True, False]]])
     assert latest_slots(seen, slots, own=1).tolist() == [[0, 2, 0, 1]]
+
+
+def test_the_planned_end_of_a_forward_by_hand() -> None:
+    """Two heads in two groups, one tile each and a long one; slot 0 is the rank's own."""
+    short, long = [(0, 1.0), (1, 1.0)], [(0, 3.0), (1, 2.0)]
+    parts, mask, first = [[short, long]], np.zeros(2, dtype=np.int64), np.array([0, 2])
+    arrivals = [0.0, 4.0, 0.0, 9.0]
+    items = np.array([0, 1, 0 | 1 << 16, 1 | 1 << 16], dtype=np.uint32)
+    # Head 0: 4 + 1 and 4 + 2; head 1 waits for 9: its short tile on the first CTA, the long one on the other.
+    assert forward_end(items, parts, mask, first, arrivals, 2) == 11.0
+    assert forward_end(items[:2], parts, mask, first, arrivals, 2) == 6.0
+    assert forward_end(items, parts, mask, first, [0.0] * 4, 1) == 14.0
+
+
+def test_where_items_are_few_the_order_that_ends_sooner_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = BoundaryVectors(2048, 2048, 1, 1, True)
+    p = plan(v, world_size=2, chunk=256, order="contiguous")
+    o = overlap_plan(p, 1)
+    local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
+    spec = forward_spec(MaskForm(ute=True), 128, "bf16")
+    asked: list[list[int]] = []
+
+    def end(items: np.ndarray, *given: object) -> float:
+        asked.append(items.tolist())
+        return -float(len(asked))
+
+    monkeypatch.setattr(overlap_tables, "forward_end", end)
+    given = o, spec, 4, 1, 2, 2, overlap_tables.expected_arrivals(o, 1024, 2, 1e9, 1e-6)
+    taken = overlap_tables.gate_tables(local, *given, 132, torch.device("cpu")).items.tolist()
+    assert len(asked) == 2
+    assert taken == asked[1], "the later of two, which this clock calls shorter"
+    overlap_tables.gate_tables(local, *given, 1, torch.device("cpu"))
+    assert len(asked) == 2, "many items: no order is tried"
 
 
 def test_items_that_do_not_fit_are_refused() -> None:
