@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ import maskc
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import MaskcError
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.plan_report import report
 from maskc.runtime.tile_work import TileCosts, tile_work
 from tests.dist.cases import FORMS, Case, vectors
 
@@ -332,19 +329,6 @@ def test_a_plan_is_for_its_own_data() -> None:
         p.shard(torch.zeros(1, 8), 2)
     with pytest.raises(MaskcError, match="M712"):
         plan(BoundaryVectors(8, 8, 1, 1, True), world_size=2).positions(0, per="doc")
-
-
-def test_report(golden) -> None:
-    def without_digest(text: str) -> str:
-        return re.sub(r"digest [0-9a-f]{16}", "digest ...", text)  # it holds the version
-
-    def told(spec: Any, **more: Any) -> str:
-        return without_digest(report(spec, plan(spec, **more)))
-
-    golden("plan.txt", told(doc_mask([3145, 2203, 2844]), world_size=4, nodes=2))
-    golden("plan_given.txt", told(doc_mask([4, 8]), world_size=2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64))
-    idle = told(doc_mask([3]), world_size=4)
-    assert "idle" in idle
 
 
 def test_a_plan_survives_replacing_fields() -> None:
