@@ -142,7 +142,7 @@ def every_row_refuted(fn: MaskFn, p: Pred) -> bool:
                             return True
                     case _:
                         value = not isinstance(p, Not)
-                        atom = context.table.boolean(p.term if isinstance(p, Not) else p)
+                        atom = context.table.space.boolean(p.term if isinstance(p, Not) else p)
                         if context.known.get(atom, value) != value:
                             return True
                         context = context.assume_bool(atom, value)

@@ -218,7 +218,7 @@ class FactTable:
             if isinstance(r, Compare):  # an index in range
                 given += tuple(f.form for f in compare_facts(self.space, r))
             else:
-                when += ((self.boolean(r), True),)
+                when += ((self.space.boolean(r), True),)
         for literal in cases[0]:
             if isinstance(literal, Compare) and literal not in reads:
                 for f in compare_facts(self.space, literal):
@@ -266,18 +266,6 @@ class FactTable:
         """Truth values that hold everywhere."""
         roots = [s for s in self.tiling if self._decls[s].within is None]
         return dict(fact for s in roots for fact in self.implied(InSet(s, Col()), True))
-
-    def boolean(self, p: Pred) -> Bool:
-        """The canonical form of a truth atom."""
-        match p:
-            case InSet(of, index):
-                return InSet(of, self.space.canonical(index))
-            case InEdge(of, edge, index):
-                return InEdge(of, edge, self.space.canonical(index))
-            case BoolField(name, index):
-                return BoolField(name, self.space.canonical(index))
-            case _:
-                raise AssertionError(p)
 
     def implied(self, p: Bool, value: bool) -> list[tuple[Bool, bool]]:
         """Truth values that follow from one, itself included."""

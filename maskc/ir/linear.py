@@ -13,6 +13,7 @@ from math import gcd
 
 from maskc.ir.nodes import (
     Add,
+    BoolField,
     Col,
     Const,
     EdgeEnd,
@@ -22,10 +23,13 @@ from maskc.ir.nodes import (
     FirstRow,
     FloorDiv,
     IfElse,
+    InEdge,
+    InSet,
     Max,
     Min,
     Mod,
     Mul,
+    Pred,
     SegAttr,
     StartOf,
 )
@@ -115,6 +119,18 @@ class Space:
 
     def canonical(self, e: Expr) -> Expr:
         return self.expr(self.lin(e))
+
+    def boolean(self, p: Pred) -> Pred:
+        """A truth atom with its index in canonical form."""
+        match p:
+            case InSet(of, index):
+                return InSet(of, self.canonical(index))
+            case InEdge(of, edge, index):
+                return InEdge(of, edge, self.canonical(index))
+            case BoolField(name, index):
+                return BoolField(name, self.canonical(index))
+            case _:
+                raise AssertionError(p)
 
     def expr(self, lin: Lin) -> Expr:
         """The form as an expression: positive terms, then negative ones, then the constant."""

@@ -323,7 +323,7 @@ class _Conjunction:
         if isinstance(atom, Same):
             return self._same(atom, positive)
         if not reads_row(atom):
-            return [Case(guards=((self._canonical(atom), positive),))]
+            return [Case(guards=((self.space.boolean(atom), positive),))]
         match atom:
             case InSet(of, index) if self.fn.input(of).kind is InputKind.SEGMENTS:
                 self.hole_free.add(of)
@@ -353,17 +353,6 @@ class _Conjunction:
             return [Case(guards=((k_in, True),), lows=(start,), highs=(end,))]
         inside = Case(guards=((k_in, True),))
         return [Case(guards=((k_in, False),)), *(inside & c for c in _within(start, end, False))]
-
-    def _canonical(self, p: Pred) -> Pred:
-        match p:
-            case InSet(of, index):
-                return InSet(of, self.space.canonical(index))
-            case InEdge(of, edge, index):
-                return InEdge(of, edge, self.space.canonical(index))
-            case BoolField(name, index):
-                return BoolField(name, self.space.canonical(index))
-            case _:
-                raise AssertionError(p)
 
 
 def _within(lo: Lin, hi: Lin, positive: bool) -> list[Case]:

@@ -41,7 +41,7 @@ def _readable(i: Interval, context: Context) -> bool:
         if isinstance(read, Compare):
             if not all(context.entails(f.form) for f in compare_facts(space, read)):
                 return False
-        elif context.known.get(context.table.boolean(read)) is not True:
+        elif context.known.get(context.table.space.boolean(read)) is not True:
             return False
     return True
 
