@@ -4,9 +4,9 @@ All executors must give the same bits, forward and backward (there dQ too where 
 of keys that have not arrived; a peer that is late delays the result, one that never comes is an error after which the
 rank works again.
 
-    python -m tests.gpu.special_overlap ITERATIONS
+    python -m tests.gpu.special_overlap ITERATIONS [SECONDS]
 
-runs random calls alone, for other settings of CUDA_DEVICE_MAX_CONNECTIONS.
+runs random calls alone, for other settings of CUDA_DEVICE_MAX_CONNECTIONS, and tells how many were compared.
 """
 
 from __future__ import annotations
@@ -57,10 +57,13 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("overlap/few tiles", partial(bits, "02_causal", 2, 128, 128, 1, 1024)),
         ("overlap/gradients/kept keys", kept_keys),
         ("overlap/gradients/killed peer", partial(killed_peer, backward=True)),
+        ("overlap/gradients/never come", gradients_never_come),
+        ("overlap/tiles that no row sees", partial(bits, "05_doc_full", 2, 128, 1024, 1)),
         ("overlap/many chunks", partial(bits, "05_doc_full", 2, 128, 128, 1, 32_768)),
         ("overlap/copy engines", engines),
         ("overlap/late peer", late_peer),
         ("overlap/killed peer", killed_peer),
+        ("overlap/peer that comes after the error", partial(killed_peer, late=True)),
         ("overlap/stopped by the host", stopped),
         ("overlap/100 random calls", partial(iterations, 100)),
         *((f"overlap/connections/{n}", partial(connections, n)) for n in (1, 8, 32)),
@@ -158,14 +161,21 @@ class Pairing:
             self.links[executor].post_gradients(reader, epoch, lambda chunk, pair: [t.normal_(generator=g) for t in pair], last)
 
     def backward(
-        self, executor: Executor, given: Inputs, result: tuple[Tensor, Tensor], deterministic: bool = False, gather: bool = True
+        self,
+        executor: Executor,
+        given: Inputs,
+        result: tuple[Tensor, Tensor],
+        deterministic: bool = False,
+        gather: bool = True,
+        way: Executor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """On the rank of an executor, its own way if no other is told."""
         dout = torch.cos(7 * given.q.float()).to(given.q.dtype)
         dlse = torch.sin(result[1].nan_to_num(0, 0, 0))
         keys = given.own_k, given.own_v
         run = self.ranks[executor].backward
         options: dict[str, Any] = {"dlse": dlse, "deterministic": deterministic, "gather": gather}
-        return run(self.local, given.q, *keys, *result, dout, self.dim**-0.5, executor, **options)
+        return run(self.local, given.q, *keys, *result, dout, self.dim**-0.5, way or executor, **options)
 
     def pushed(self, executor: Executor) -> list[Tensor]:
         return [t.clone() for s in self.plan.pulls for t in self.links[executor].pushed(s.chunk)]
@@ -260,23 +270,28 @@ def bits(name: str, world: int, dim: int, chunk: int, batch: int, n: int = 4096)
 
 
 def kept_keys() -> str:
-    """The backward over the keys that the forward gathered: the same bits, and nothing is copied."""
+    """The backward over the keys that the forward gathered: the same bits, and nothing is copied.
+
+    Also where it needs own keys in the buffer, which the forward read in place.
+    """
     pairing = a_pairing()
     given, rank = pairing.keys(3), pairing.ranks["gated"]
     results = []
-    for gather in (True, False):
+    ways: tuple[tuple[bool, Executor], ...] = ((True, "gated"), (False, "gated"), (False, "copy-then-attend"))
+    for gather, executor in ways:
+        pairing.poison("gated")
         pairing.post("gated", rank.epoch + 1, given)
         forward = pairing.forward("gated", given)
         rank.finish()
         if gather:
             pairing.post("gated", rank.epoch + 1, given)
         pairing.post_gradients("gated", rank.epoch + 1, 3, pairing.last["gated"])
-        grads = pairing.backward("gated", given, forward, deterministic=True, gather=gather)
+        grads = pairing.backward("gated", given, forward, deterministic=True, gather=gather, way=executor)
         rank.finish()
         pairing.last["gated"] = rank.epoch
         pairing.links["gated"].release(rank.epoch)
         results.append(Calls(grads[0], grads[1], grads[2], pairing.pushed("gated")))
-    return different_gradients(results[0], results[1], True)
+    return next((d for other in results[1:] if (d := different_gradients(results[0], other, True))), "")
 
 
 def engines() -> str:
@@ -333,56 +348,79 @@ def late_peer() -> str:
     return different(got, wanted)
 
 
-def killed_peer(backward: bool = False) -> str:
-    """The peer never comes: an error within the time and NaN for a result, then the rank works again."""
+def fails(rank: Overlapped, told: str, seconds: float) -> str:
+    """Whether what is enqueued on a rank ends in M721, which tells this, in time; "" if it does."""
+    started = time.monotonic()
+    try:
+        rank.finish()
+    except MaskcError as error:
+        if "M721" not in str(error) or told not in str(error):
+            return str(error)
+    else:
+        return "no error"
+    took = time.monotonic() - started
+    return f"the error took {took:.1f} s" if took > seconds else ""
+
+
+def killed_peer(backward: bool = False, late: bool = False) -> str:
+    """The peer never comes, or comes after the error: NaN for a result, then the rank works again."""
     pairing = a_pairing(timeout=0.2)
+    rank = pairing.ranks["gated"]
     if backward:
         pairing.both_ways(1, False)
     given = pairing.keys(1)
     zeros = torch.zeros_like(given.q), torch.zeros(given.q.shape[0], given.q.shape[2], given.q.shape[1], device=DEVICE)
-    started = time.monotonic()
     got = pairing.backward("gated", given, zeros)[1] if backward else pairing.forward("gated", given)[1]
-    try:
-        pairing.ranks["gated"].finish()
-    except MaskcError as error:
-        if "M721" not in str(error) or "rank 1" not in str(error):
-            return str(error)
-    else:
-        return "no error"
-    if time.monotonic() - started > 2.0:
-        return f"the error took {time.monotonic() - started:.1f} s"
+    if problem := fails(rank, "rank 1", 2.0):
+        return problem
     if not torch.isnan(got).all():
         return "a result that looks right"
+    if late:
+        pairing.post("gated", rank.epoch, given)
     return pairing.both(2)
+
+
+def gradients_never_come() -> str:
+    """The reader of this rank's keys sends no gradients: the wait of a stream, not of a kernel, is what the host ends."""
+    pairing = a_pairing(timeout=0.2)
+    rank = pairing.ranks["gated"]
+    given = pairing.keys(1)
+    pairing.post("gated", rank.epoch + 1, given)
+    forward = pairing.forward("gated", given)
+    rank.finish()
+    pairing.post("gated", rank.epoch + 1, given)
+    _, dk, dv = pairing.backward("gated", given, forward)
+    if problem := fails(rank, "stopped", 2.0):
+        return problem
+    if not (torch.isnan(dk).all() and torch.isnan(dv).all()):
+        return "a result that looks right"
+    return pairing.both_ways(2, deterministic=True)
 
 
 def stopped() -> str:
     """Another thread stops the waits long before their time is over."""
     pairing = a_pairing(timeout=60.0)
+    rank = pairing.ranks["gated"]
     given = pairing.keys(1)
-    threading.Timer(0.1, pairing.ranks["gated"].stop).start()
-    started = time.monotonic()
+    threading.Timer(0.1, rank.stop).start()
     pairing.forward("gated", given)
-    try:
-        pairing.ranks["gated"].finish()
-    except MaskcError as error:
-        if "stopped" not in str(error):
-            return str(error)
-    else:
-        return "no error"
-    if time.monotonic() - started > 5.0:
-        return f"the stop took {time.monotonic() - started:.1f} s"
-    return pairing.both(2)
+    return fails(rank, "stopped", 5.0) or pairing.both(2)
 
 
-def iterations(count: int, seed: int = 0) -> str:
-    """Random masks; calls in a row without a pause, peers that post from a thread of their own with random delays."""
+def iterations(count: int) -> str:
+    return random_calls(count, 0)[1]
+
+
+def random_calls(count: int, seed: int, seconds: float = math.inf) -> tuple[int, str]:
+    """(calls that were compared, what is wrong). Random masks; calls in a row without a pause, peers that post from a
+    thread of their own with random delays. seconds: after which no more calls are begun.
+    """
     rng = random.Random(seed)
-    done = 0
-    while done < count:
+    done, until = 0, time.monotonic() + seconds
+    while done < count and time.monotonic() < until:
         n = rng.choice([1024, 2048, 3000])
         world = rng.choice([2, 3, 4])
-        pairing = Pairing(whole_mask(rng.choice(MASKS), n), world, rng.randrange(world), 128, 128, 1)
+        pairing = Pairing(whole_mask(rng.choice(MASKS), n), world, rng.randrange(world), 128, rng.choice([128, 384]), 1)
         pairing.warm()
         calls = min(25, count - done)
         made = [pairing.keys(rng.randrange(1 << 30)) for _ in range(calls)]
@@ -392,9 +430,9 @@ def iterations(count: int, seed: int = 0) -> str:
         for other in others:
             for i, (a, b) in enumerate(zip(first, other, strict=True)):
                 if problem := different(a[0], b[0]) or different_gradients(a[1], b[1], deterministic=True):
-                    return f"call {done + i}: {problem}"
+                    return done + i, f"call {done + i}: {problem}"
         done += calls
-    return ""
+    return done, ""
 
 
 Both = tuple[tuple[Tensor, Tensor], Calls]
@@ -450,6 +488,8 @@ def connections(count: int) -> str:
 
 
 if __name__ == "__main__":
-    problem = iterations(int(sys.argv[1]))
-    print(problem or "the same bits")
+    started = time.monotonic()
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 else math.inf
+    done, problem = random_calls(int(sys.argv[1]), int(os.environ.get("SEED", "0")), limit)
+    print(f"{done} calls in {time.monotonic() - started:.1f} s: {problem or 'the same bits'}")
     sys.exit(bool(problem))
