@@ -153,6 +153,14 @@ def gains_of(head_dim: int) -> dict[str, float]:
     return {mask: f[YARDSTICK] / f["maskc"] for mask, f in found.items() if {YARDSTICK, "maskc"} <= set(f)}
 
 
+def gain_at(head_dim: str) -> str:
+    """Mean, least, greatest and count of the gains at another head dim."""
+    found = gains_of(int(head_dim))
+    if not found:
+        raise NoData("attention")
+    return f"{spread(found.values())} on {len(found)} masks"
+
+
 def gain(what: str) -> str:
     """mean, least, greatest, count at 8K; or the gain of one mask there."""
     return _summary(gains(), what)
@@ -363,6 +371,6 @@ def conformance_origin() -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    kernels, head_dims, gain, gain_all, by_length, unmeasured, rounds, peers, peer_gain, peer_rate, rate, first_step, new_mask,
-    syncs, waits, schedulers, attention_origin, conformance, passed, failed, conformance_origin,
+    kernels, head_dims, gain, gain_at, gain_all, by_length, unmeasured, rounds, peers, peer_gain, peer_rate, rate, first_step,
+    new_mask, syncs, waits, schedulers, attention_origin, conformance, passed, failed, conformance_origin,
 )  # fmt: skip

@@ -57,6 +57,7 @@ PLACES = sorted(
         for name, argument in (
             ("kernels", "8192"),
             ("origin", "train"),
+            ("gain_at", "256"),
             ("hidden", "forward"),
             ("hidden_gpus", "forward"),
             ("ablated", "full"),
@@ -77,6 +78,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("kernels:8192", "**1.598**"),
         ("kernels:8192", "| causal | 0.500 (0.508) | 4.00 / 10.00 | 6.00 / 15.00 |"),
         ("head_dims", "| 256 | geometric mean |  |  |  |  | **0.799** |  |"),
+        ("gain_at:256", "0.80 (0.75 to 0.85) on 3 masks"),
         ("marks", "| gain over FlexAttention, 8K, geometric mean | 1.45 | 1.60 | 1.598 (3 masks) | **no** |"),
         ("marks", "| head dim 256, gain over FlexAttention, 8K | 1.00 | 1.40 | 0.799 (3 masks) | **no** |"),
         ("marks", "| random eviction, 8K, TFLOP/s both | 385 to 424 | 450 | not in the record |  |"),
