@@ -6,8 +6,10 @@ from maskc.codegen.render import CudaSource, render
 
 THREADS, LOADS = 512, 8
 """Threads of a CTA, and 16-byte loads that one has under way: eight CTAs have half a MiB, what a link needs to be full."""
+FILL_RUNS = 8
+"""Runs of rows that one launch of "fill" takes."""
 
 
 def exchange_source() -> CudaSource:
     """exchange.cu.j2: one source for every head dim, dtype and number of heads."""
-    return render("exchange.cu.j2", threads=THREADS, loads=LOADS)
+    return render("exchange.cu.j2", threads=THREADS, loads=LOADS, fill_runs=FILL_RUNS)

@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from maskc.codegen.exchange import THREADS, exchange_source
+from maskc.codegen.exchange import FILL_RUNS, THREADS, exchange_source
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
 
 Pair = tuple[Tensor, Tensor]
+Run = tuple[int, slice]
+"""Where rows go, and which they are."""
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SIZES = ("rows", "dim", "step", "first", "count", "which")
 _PIECE = np.dtype([*((n, np.int64) for n in ("out", "own")), *((n, np.int32) for n in _SIZES)])
@@ -89,18 +91,26 @@ def spoil(results: Sequence[Tensor], failed: int) -> None:
     launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
 
 
-def fill(own: Pair, into: Pair, start: int, rows: slice) -> None:
-    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D] from `start`, on torch's current stream."""
+def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, started: tuple[int, int] | None = None) -> None:
+    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], by so many CTAs on torch's current stream.
+
+    runs: (row of `into`, rows of `own`). started: (address, epoch): the word there becomes the epoch once all CTAs run;
+    the word after it is zero and left zero.
+    """
     params, width = _FillParams(), own[0].element_size()
-    for i in range(2):
-        source, to = own[i][:, rows], into[i]
-        params.source[i], params.into[i] = source.data_ptr(), to.data_ptr() + start * to.stride(1) * width
+    for i, (source, to) in enumerate(zip(own, into, strict=True)):
+        params.source[i], params.into[i] = source.data_ptr(), to.data_ptr()
         params.batch_stride[i], params.row_stride[i], params.head_stride[i] = (source.stride(d) * width for d in range(3))
         params.into_head[i], params.units[i] = to.stride(0) * width, to.shape[3] * width // 16
-    params.batch, params.rows, params.heads = own[0].shape[0], rows.stop - rows.start, own[0].shape[2]
-    blocks = -(-max(params.units) * params.batch * params.rows // THREADS)
-    grid = (max(1, min(blocks, 1 << 16)), params.heads, 2)
-    launch(_kernel("fill"), grid, THREADS, Arguments((), params), device=into[0].device)
+    params.batch, params.heads = own[0].shape[0], own[0].shape[2]
+    for at in range(0, len(runs), FILL_RUNS):
+        some = runs[at : at + FILL_RUNS]
+        params.runs = len(some)
+        for i, (place, rows) in enumerate(some):
+            params.place[i], params.first[i], params.rows[i] = place, rows.start, rows.stop - rows.start
+        if started is not None and at + FILL_RUNS >= len(runs):
+            params.started, params.epoch = started[0], started[1] & 0xFFFFFFFF
+        launch(_kernel("fill"), (ctas, 1, 1), THREADS, Arguments((), params), device=into[0].device)
 
 
 def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
@@ -127,7 +137,7 @@ def warm(device: torch.device) -> None:
     spoil((word,), word.data_ptr())
     copy_chunks(word, torch.zeros(0, dtype=torch.int32, device=device), 0, (0, 0), 0, 1)
     pair = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16, device=device)
-    fill((pair, pair), (pair, pair), 0, slice(0, 0))
+    fill((pair, pair), (pair, pair), [(0, slice(0, 0))], 1)
 
 
 def copy_chunks(
@@ -186,5 +196,8 @@ class _FillParams(ctypes.Structure):
         *((name, _POINTER * 2) for name in ("source", "into")),
         *((name, ctypes.c_int64 * 2) for name in ("batch_stride", "row_stride", "head_stride", "into_head")),
         ("units", ctypes.c_int32 * 2),
-        *((name, ctypes.c_int32) for name in ("batch", "rows", "heads")),
+        *((name, ctypes.c_int32 * FILL_RUNS) for name in ("first", "place", "rows")),
+        *((name, ctypes.c_int32) for name in ("runs", "batch", "heads")),
+        ("epoch", ctypes.c_uint32),
+        ("started", _POINTER),
     ]

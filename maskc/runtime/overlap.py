@@ -46,6 +46,7 @@ from maskc.runtime.protocol import (
     Sum,
     Turn,
     Wait,
+    Word,
     backward_steps,
     call_steps,
     regrouped,
@@ -57,8 +58,10 @@ STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
+OFFER_CTAS = 32
+"""CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors."""
 
-__all__ = ["COPY_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
+__all__ = ["COPY_CTAS", "OFFER_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
 
 
@@ -261,8 +264,10 @@ class Overlapped(KeyBuffer):
             case Begin():
                 queues.follow(stream, "compute")
                 queues.keep(stream, (self.keys, self.values))
-            case Fill(half, _):
-                self.offer(half, call.k, call.v)
+            case Fill(half, epoch):
+                started = self._address(Word("offered", self.plan.rank, self.plan.rank)), epoch
+                if not self.offer(half, call.k, call.v, started):
+                    queues.put(stream, *started)
             case Settle():
                 if call.settle:
                     self.settle(call.k, call.v)
@@ -275,6 +280,7 @@ class Overlapped(KeyBuffer):
                 if call.executor == "copy-then-attend":
                     queues.follow("compute", "copy")
                 made = attend()
+                queues.follow("compute", "offer")  # what comes next may write to own keys
                 if call.executor == "copy-then-attend":
                     queues.follow("send", "compute")
                     self._report()
@@ -312,16 +318,16 @@ class Overlapped(KeyBuffer):
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
         self.sums.add((made.dk, made.dv), out, self.words.failed.data_ptr())
 
-    def offer(self, half: int, k: Tensor, v: Tensor) -> None:
-        """Own keys to where other ranks copy them from."""
-        if (readable := self.transport.own(half)) is not None:
-            for rows in self._lent:
-                _laid((k, v), readable, rows.start, rows)
+    def offer(self, half: int, k: Tensor, v: Tensor, started: tuple[int, int] | None = None) -> bool:
+        """Own keys to where other ranks copy them from; whether the word at `started` (address, epoch) tells of the start."""
+        readable = self.transport.own(half)
+        if readable is None:
+            return False
+        return _laid((k, v), readable, [(rows.start, rows) for rows in self._lent], OFFER_CTAS, started)
 
     def settle(self, k: Tensor, v: Tensor) -> None:
         """Own keys to the right end of the buffer."""
-        for start, rows in self._runs:
-            _laid((k, v), (self.keys, self.values), start, rows)
+        _laid((k, v), (self.keys, self.values), self._runs, hopper.multiprocessors(self.device) if k.is_cuda else 0)
 
     # ---- places and tables
 
@@ -371,10 +377,14 @@ def _left_free(executor: Executor) -> int:
     return COPY_CTAS if executor == "sm-copy" else 0
 
 
-def _laid(own: Pair, into: Pair, start: int, rows: slice) -> None:
-    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D] from `start`, on torch's current stream."""
+def _laid(own: Pair, into: Pair, runs: Sequence[exchange.Run], ctas: int, started: tuple[int, int] | None = None) -> bool:
+    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D]; whether a kernel does it, which tells."""
+    if not runs:
+        return False
     if own[0].device.type == "cuda":
-        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, start, rows)
-        return
+        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, runs, ctas, started)
+        return True
     for t, to in zip(own, into, strict=True):
-        to[:, start : start + rows.stop - rows.start] = head_major(t[:, rows])
+        for start, rows in runs:
+            to[:, start : start + rows.stop - rows.start] = head_major(t[:, rows])
+    return False

@@ -45,13 +45,15 @@ class Lasting:
 
     flags, finished, counts, copied: int32 on the rank's device, a word per piece. counts, of the backward kernel, and
     copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that no row sees are
-    counted before their keys are there. failed: in host memory, not zero once somebody gave up waiting.
+    counted before their keys are there. offered: the epoch of the last kernel that offers own keys, and a count of its
+    CTAs. failed: in host memory, not zero once somebody gave up waiting.
     """
 
     flags: Tensor
     finished: Tensor
     counts: Tensor
     copied: Tensor
+    offered: Tensor
     failed: Tensor
 
     @classmethod
@@ -59,7 +61,8 @@ class Lasting:
         """Zeros; the device's are there for every stream once the current stream of the device is."""
         flags, finished, counts, copied = torch.zeros(4, max(1, slots), dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32)
-        return cls(flags, finished, counts, copied, failed.pin_memory() if device.type == "cuda" else failed)
+        offered = torch.zeros(2, dtype=torch.int32, device=device)
+        return cls(flags, finished, counts, copied, offered, failed.pin_memory() if device.type == "cuda" else failed)
 
 
 class Gradients(NamedTuple):
@@ -223,6 +226,8 @@ class KeyBuffer:
 
     def _address(self, word: Word) -> int:
         match word.kind:
+            case "offered":
+                return self.words.offered.data_ptr()
             case "flag":
                 return self.words.flags.data_ptr() + 4 * word.by
             case "finished":

@@ -3,6 +3,7 @@
 Ranks agree through 32-bit words that only grow; nothing is ever reset. An epoch is one call, and every rank counts every
 call of a link:
 
+    offered[rank][rank]     the kernel that fills the source buffer has its place on the machine
     ready[reader][source]   the source's keys of this epoch can be read
     done[source][reader]    the reader has copied what it needs of this epoch
     flag[rank][piece]       the piece of this epoch lies in the rank's key buffer
@@ -13,6 +14,8 @@ call of a link:
 A piece is what one copy brings: a group of heads of a key chunk. All chunks of the first heads come first, so that work
 on these heads can start when a part of all keys is there, however much of them a row sees.
 
+Own keys are copied for others beside the attention kernel, by a few CTAs. That kernel takes every multiprocessor and
+waits for others in turn, so it starts once those CTAs are on the machine: else both sides of a pair might wait for ever.
 Own keys lie in one of two halves of the source buffer by turns, so a rank waits for its readers two calls late. Of every
 pair of ranks each signals before it waits, whatever the number of hardware queues.
 """
@@ -27,8 +30,8 @@ from maskc.runtime.overlap_plan import OverlapPlan
 
 HALVES = 2
 """Epochs whose keys lie in a source buffer at a time."""
-Stream: TypeAlias = Literal["compute", "copy", "send"]
-Kind: TypeAlias = Literal["ready", "done", "flag", "finished", "sent", "free"]
+Stream: TypeAlias = Literal["compute", "offer", "copy", "send"]
+Kind: TypeAlias = Literal["offered", "ready", "done", "flag", "finished", "sent", "free"]
 
 
 class Word(NamedTuple):
@@ -65,7 +68,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Own keys and values to a half of the source buffer."""
+    """Own keys and values to a half of the source buffer; while it runs, "offered" of the rank becomes the epoch."""
 
     half: int
     epoch: int
@@ -73,7 +76,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Own keys and values to the rank's own slots, once others can copy theirs."""
+    """Own keys and values to the rank's own slots."""
 
     epoch: int
 
@@ -221,9 +224,11 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int) 
     """Own keys to their places, and the copies of others behind each other, with a flag after each."""
     rank, half, epoch = plan.rank, turn.half, turn.epoch
     steps: list[Step] = [("copy", Begin())] if plan.pulls else []
-    steps += [("compute", Wait(Word("done", rank, r), late)) for r, late in turn.late]
-    steps.append(("compute", Fill(half, epoch)))
-    steps += [("compute", Put(Word("ready", r, rank), epoch)) for r in readers]
+    steps += [("offer", Wait(Word("done", rank, r), late)) for r, late in turn.late]
+    if readers:
+        steps += [("offer", Begin()), ("offer", Fill(half, epoch))]
+        steps += [("offer", Put(Word("ready", r, rank), epoch)) for r in readers]
+        steps.append(("compute", Wait(Word("offered", rank, rank), epoch)))
     steps.append(("compute", Settle(epoch)))
     waited: set[int] = set()
     last = {plan.slot_of(piece).source: piece for piece in plan.pieces(groups)}

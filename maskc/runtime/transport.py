@@ -108,11 +108,12 @@ class Queues(Protocol):
 
 
 class CudaQueues:
-    """torch's current stream for kernels, two streams of high priority for what comes in and what leaves."""
+    """torch's current stream for kernels, three streams of high priority for what is offered, comes in, and leaves."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.copies, self.sends = (torch.cuda.Stream(device, priority=-1) for _ in range(2))  # type: ignore[no-untyped-call]
+        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(3))  # type: ignore[no-untyped-call]
+        self.offers, self.copies, self.sends = streams
         self._compute = torch.cuda.current_stream(device)
 
     def on(self, stream: Stream) -> Any:
@@ -135,10 +136,12 @@ class CudaQueues:
             t.record_stream(self._stream(stream))
 
     def idle(self) -> bool:
-        return all(s.query() for s in (self._compute, self.copies, self.sends))
+        return all(s.query() for s in (self._compute, self.offers, self.copies, self.sends))
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         match stream:
+            case "offer":
+                return self.offers
             case "copy":
                 return self.copies
             case "send":

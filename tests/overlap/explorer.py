@@ -1,8 +1,9 @@
 """Explores every interleaving of the queues of several ranks, state by state.
 
-A rank has three streams; a step of a stream starts when the one before it is complete. With one hardware queue a step also
+A rank has four streams; a step of a stream starts when the one before it is complete. With one hardware queue a step also
 starts only when everything enqueued before it, on any stream, has started, so that a wait holds up all that follows.
-Copies and kernels take time: they have a beginning and an end, and others run in between.
+Copies and kernels take time: they have a beginning and an end, and others run in between. While the attention kernel of a
+rank runs, no other kernel finds a place there: own keys are offered by one that began before it, or after its end.
 
 Found out: a wait for ever; a chunk, or gradients of one, read before they are there or while they are overwritten.
 """
@@ -18,7 +19,7 @@ from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import HALVES, Attend, Begin, Fill, Operation, Pull, Push, Put, Settle, Step, Stream, Sum, Wait, Word
 
 TORN = -1
-STREAMS: tuple[Stream, ...] = ("compute", "copy", "send")
+STREAMS: tuple[Stream, ...] = ("compute", "offer", "copy", "send")
 
 
 class Violation(Exception):
@@ -46,6 +47,7 @@ class State(NamedTuple):
 class Move(NamedTuple):
     state: State
     only_order: bool  # touches no data: it can run at once, no other move can undo or notice that it was early
+    private: bool = False  # and no other rank can notice that it was made, not even that this one died before
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Explorer:
             moves = list(self._moves(state))
             if not moves and not self._finished(state):
                 raise Violation(f"waits for ever at {self._where(state)}")
-            if self.reduced and self.mortal is None:
-                moves = next(([m] for m in moves if m.only_order), moves)
+            if self.reduced:
+                moves = next(([m] for m in moves if (m.only_order if self.mortal is None else m.private)), moves)
             for move in moves:
                 if move.state not in seen:
                     seen.add(move.state)
@@ -105,7 +107,8 @@ class Explorer:
         kernels = [(rank, op) for rank, op in operations if isinstance(op, Attend)]
         gated = {Word("flag", rank, slot) for rank, op in kernels for slot in op.pieces}
         reported = {Word("finished", rank, slot) for rank, op in kernels for slot in op.finishes}
-        return {word: i for i, word in enumerate(sorted(named | gated | reported))}
+        offered = {Word("offered", rank, rank) for rank, op in operations if isinstance(op, Fill)}
+        return {word: i for i, word in enumerate(sorted(named | gated | reported | offered))}
 
     def _queue(self, rank: int, stream: int) -> list[tuple[int, Operation]]:
         return [(i, op) for i, (name, op) in enumerate(self.programs[rank]) if name == STREAMS[stream]]
@@ -160,19 +163,23 @@ class Explorer:
             case Wait(word, epoch):
                 freed = stopped and self.stop_frees_streams and word.kind != "finished"
                 if self._word(state, word) >= epoch or freed:
-                    yield Move(complete, True)
+                    yield Move(complete, True, True)
             case Put(word, epoch):
                 i = self.index[word]
                 yield Move(complete._replace(words=_with(state.words, i, max(epoch, state.words[i]))), True)
             case Begin():
                 before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][0])
                 if state.at[rank][0].done >= before:
-                    yield Move(complete, True)
+                    yield Move(complete, True, True)
             case Fill(half, epoch):
+                if at.phase == 0 and self._attending(state, rank):
+                    return
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
-                yield Move(then._replace(sources=_with(state.sources, rank, _with(state.sources[rank], half, value))), False)
+                words = _with(state.words, self.index[Word("offered", rank, rank)], epoch)
+                sources = _with(state.sources, rank, _with(state.sources[rank], half, value))
+                yield Move(then._replace(sources=sources, words=words), False)
             case Settle():
-                yield Move(complete, True)
+                yield Move(complete, True, True)
             case Pull(slot, source, half, epoch):
                 found = state.sources[source][half]
                 if found != epoch and not stopped:
@@ -208,10 +215,10 @@ class Explorer:
         stopped = state.stopped[rank]
         match what:
             case "start":
-                yield Move(then, True)
+                yield Move(then, False)
             case "gate":
                 if self._word(state, Word("flag", rank, slot)) >= kernel.epoch or stopped:
-                    yield Move(then, True)
+                    yield Move(then, True, True)
             case "read":
                 if (found := state.buffers[rank][slot]) != kernel.epoch and not stopped:
                     raise Violation(f"the kernel of rank {rank} reads epoch {found} in slot {slot} instead of {kernel.epoch}")
@@ -220,6 +227,10 @@ class Explorer:
                 words = _with(state.words, self.index[Word("finished", rank, slot)], kernel.epoch)
                 made = _with(state.made, rank, _with(state.made[rank], slot, kernel.epoch))
                 yield Move(then._replace(words=words, made=made), False)
+
+    def _attending(self, state: State, rank: int) -> bool:
+        at, queue = state.at[rank][0], self.queues[rank][0]
+        return at.phase > 0 and isinstance(queue[at.done][1], Attend)
 
     def _word(self, state: State, word: Word) -> int:
         return state.words[self.index[word]]

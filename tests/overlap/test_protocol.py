@@ -195,6 +195,7 @@ def flags_of_nothing(program: Program) -> Program:
 BOTH, MANY, ONE = (False, True), (False,), (True,)
 BROKEN: dict[str, tuple[Mutation, str, tuple[bool, ...]]] = {
     "readers are not waited for": (without("done", Wait), "copies epoch", BOTH),
+    "attention does not wait for the offer's place": (without("offered", Wait), "waits for ever", MANY),
     "sources are not waited for": (without("ready", Wait), "copies epoch", BOTH),
     "copies do not wait for the kernel before": (without(None, Begin), "the kernel of rank", MANY),
     "the flag comes before the copy": (swapped(lambda op: isinstance(op, Pull), is_put("flag")), "the kernel of rank", MANY),
@@ -250,11 +251,7 @@ def test_broken_ways_of_gradients_are_found_out(name: str) -> None:
 
 
 def verdict(broken: list[Program], one_queue: bool, reduced: bool) -> bool:
-    try:
-        Explorer(broken, one_queue, reduced=reduced).explore()
-    except Violation:
-        return False
-    return True
+    return lasts(Explorer(broken, one_queue, reduced=reduced))
 
 
 @QUEUES
@@ -264,6 +261,22 @@ def test_taking_moves_without_data_first_leaves_out_nothing(case: str, one_queue
     for mutate in (lambda program: program, *(m for m, _, _ in BROKEN.values())):
         tried = [mutate(p) for p in programs(case)]
         assert verdict(tried, one_queue, reduced=True) == verdict(tried, one_queue, reduced=False)
+
+
+@QUEUES
+@pytest.mark.parametrize("frees", [True, False])
+def test_the_same_where_a_rank_dies(frees: bool, one_queue: bool) -> None:
+    for case, calls in (("causal pair: nobody copies from rank 1", "ff"), ("two ranks, a chunk each", "f")):
+        tried = [Explorer(programs(case, calls), one_queue, 1, frees, reduced) for reduced in (True, False)]
+        assert len({lasts(e) for e in tried}) == 1
+
+
+def lasts(explorer: Explorer) -> bool:
+    try:
+        explorer.explore()
+    except Violation:
+        return False
+    return True
 
 
 def test_waits_before_signals_do_no_harm_with_many_queues() -> None:
