@@ -9,6 +9,7 @@ from math import exp, log
 from typing import Any
 
 from benchmarks.charts import Interval, bars, lines, number, table, whiskers
+from benchmarks.masks import NAMES
 from benchmarks.records import standard
 
 Data = dict[str, Any]
@@ -24,7 +25,7 @@ def rows_of(data: Data, needed: Sequence[str], key: str = "rows") -> list[Row]:
     rows = [r for r in data.get(key, []) if all(r.get(n) is not None for n in needed)]
     if not rows:
         raise NoData(f"no row with {', '.join(needed)}")
-    return rows
+    return sorted(rows, key=lambda r: NAMES.index(r["mask"]) if r.get("mask") in NAMES else len(NAMES))
 
 
 def gmean(values: Iterable[float]) -> float:
