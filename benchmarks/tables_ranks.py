@@ -365,6 +365,12 @@ def ablation() -> str:
     return table(["", *(f"{s:.0%} hidden" for s in sets)], [[name, *(f.get(s, "") for s in sets)] for name, f in found.items()])
 
 
+def ablation_size() -> str:
+    """`64K tokens cut over 8 ranks in 2 nodes`."""
+    r = rows_of("train", "seqlen", "ranks", "nodes", key="ablation")[0]
+    return f"{length(r['seqlen'])} tokens cut over {r['ranks']} ranks in {r['nodes']} nodes"
+
+
 def ablation_steps() -> str:
     """How many steps the rows of the ablation had."""
     found = [r["steps"] for r in rows_of("train", "steps", key="ablation")]
@@ -394,5 +400,5 @@ PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, scaled, peak, kept, fits, fitted_rows, fitted_within,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
-    training_gpus, ablation, ablated, ablation_steps,
+    training_gpus, ablation, ablated, ablation_size, ablation_steps,
 )  # fmt: skip

@@ -98,6 +98,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("training", "| dense, 8K | flex | 60.0 ± 0.5 | 163,840 | 4.2 / 10.8 | 30% | 1.20 |"),
         ("training", "| dense, 8K | sdpa | out of memory |"),
         ("ablation", "| dual chunk, plain gather | 60.0 ± 0.2 ms (500,000/s, -33.3%) |"),
+        ("ablation_size", "64K tokens cut over 8 ranks in 2 nodes"),
         ("training_gpus", "| dense, 32K over 2 GPUs | full | 64.0 ± 0.5 | 512,000 | +25.0% |"),
         ("ablated:dual chunk, plain gather", "−33.3 %"),
         ("hidden:forward", "0.91 (0.91 to 0.91)"),

@@ -122,7 +122,7 @@ def training() -> list[dict[str, Any]]:
 
 
 def ablation() -> list[dict[str, Any]]:
-    steps = {"steps": 70, "step_std_ms": 0.25, "tokens_per_s": 1e6}
+    steps = {"steps": 70, "step_std_ms": 0.25, "tokens_per_s": 1e6, "seqlen": 65536, "ranks": 8, "nodes": 2}
     return [
         {"model": "dense", "row": row, "sparsity": s, "step_ms": ms, **steps, "tokens_per_s": 3e7 / ms}
         for s in (0.7, 0.86)
