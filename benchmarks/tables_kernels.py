@@ -358,7 +358,8 @@ def conformance() -> str:
 
 def passed() -> str:
     g = results("gpu_tests")
-    return f"{g['passed']} passed, {g['failed']} failed"
+    left = f", {g['not_run']} not run" if g.get("not_run") else ""
+    return f"{g['passed']} passed, {g['failed']} failed{left}"
 
 
 def failed() -> str:
