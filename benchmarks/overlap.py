@@ -53,8 +53,6 @@ from maskc.runtime.transport import CudaQueues
 
 CLOCK = 1.98e9
 """Cycles per second of the GPU."""
-FORWARD_SHARE = 0.5
-"""Of the time, after which no forward cell is begun."""
 FEWEST, MOST = 7, 40
 """Rounds of a cell."""
 EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
@@ -63,15 +61,20 @@ SIDES: tuple[Stream, Stream] = ("copy", "send")
 Runs = dict[str, Callable[[], Any]]
 
 
-def measure(cell: Cell, device: torch.device, seconds: float, direction: str) -> list[dict[str, Any]]:
+class Pairing:
+    """The rank of a cell, and where there is room for its buffers the same rank under the baseline that gathers all."""
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        self.made = problem(cell)
+        self.ours = Rank(self.made, self.made.order, device)
+        room = cell.seqlen * cell.heads_kv <= 1 << 20
+        self.whole = Rank(*everything_gathered(cell), device) if room else None
+
+
+def measure(pairing: Pairing, seconds: float, direction: str) -> list[dict[str, Any]]:
     """The rows of one cell and direction. seconds: that it may take to be measured."""
-    made = problem(cell)
-    ours = Rank(made, made.order, device)
-    queues = [ours.queues]
-    whole: Rank | None = None
-    if cell.seqlen * cell.heads_kv <= 1 << 20:  # both ranks' buffers at once
-        whole = Rank(*everything_gathered(cell), device)
-        queues.append(whole.queues)
+    ours, whole = pairing.ours, pairing.whole
+    queues = [ours.queues] if whole is None else [ours.queues, whole.queues]
     runs: Runs
     if direction == "forward":
         runs = {
@@ -97,7 +100,7 @@ def measure(cell: Cell, device: torch.device, seconds: float, direction: str) ->
     results, times = _times(runs, queues, seconds, ours.rank.finish)
     pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
     same = all(torch.equal(a, b) for a, b in pairs)
-    return _rows(made, direction, times, len(ours.rank.plan.pieces(ours.rank.groups)), same)
+    return _rows(pairing.made, direction, times, len(ours.rank.plan.pieces(ours.rank.groups)), same)
 
 
 def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -173,10 +176,14 @@ def _times(
     for again in range(2):
         for name, run in runs.items():
             started = time.monotonic()
-            results[name] = run()
-            issue[name] = time.monotonic() - started
-            torch.cuda.synchronize()
-            finish()
+            try:
+                results[name] = run()
+                issue[name] = time.monotonic() - started
+                torch.cuda.synchronize()
+                finish()
+            except MaskcError as problem_found:
+                problem_found.add_note(name)
+                raise
             if again:
                 issue[name] = min(issue[name], 5e-3)
     events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
@@ -263,7 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--timeout", type=float, default=110.0, help="seconds; cells that are not reached are named")
     parser.add_argument("--seconds", type=float, default=1.5, help="of measurement per cell and direction")
-    parser.add_argument("--cells", type=int, nargs="+", help="numbers of the cells to run, from 0")
+    parser.add_argument("--cells", type=int, nargs="+", help="numbers of the cells to run, from 0, in this order")
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--longest", type=int, default=262_144, help="leave out longer sequences")
     parser.add_argument("--directions", nargs="+", default=["forward", "backward"], choices=("forward", "backward"))
@@ -275,8 +282,9 @@ def main() -> None:
         from benchmarks import overlap_gpus
 
         raise SystemExit(overlap_gpus.main(["--gpus", str(args.gpus), "--timeout", str(args.timeout)]))
-    numbered = [(i, c) for i, c in enumerate(cells()) if c.mask in args.masks and c.seqlen <= args.longest]
-    chosen = [c for i, c in numbered if args.cells is None or i in args.cells]
+    every = list(cells())
+    chosen = [every[i] for i in (args.cells or range(len(every)))]
+    chosen = [c for c in chosen if c.mask in args.masks and c.seqlen <= args.longest]
     if args.dry:
         for cell in chosen:
             print(dry(cell), flush=True)
@@ -288,22 +296,23 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     left = []
     wanted = [c for c in chosen if problem(c).order.pulls]  # elsewhere no rank needs keys of another
-    for direction, cell in product(args.directions, wanted):
-        until = deadline if direction == args.directions[-1] else deadline - args.timeout * (1 - FORWARD_SHARE)
-        if time.monotonic() > until:
-            left.append(f"{cell} {direction}")
-            continue
+    for cell in wanted:
         started = time.monotonic()
-        try:
-            rows = measure(cell, device, args.seconds, direction)
-        except MaskcError as problem_found:
-            print(f"{cell} {direction}: {problem_found}", flush=True)
-            rows = []
-        torch.cuda.empty_cache()
-        record["rows"] += rows
-        if rows:
+        pairing = Pairing(cell, device) if started < deadline else None
+        for direction in args.directions:
+            if pairing is None or time.monotonic() > deadline:
+                left.append(f"{cell} {direction}")
+                continue
+            try:
+                rows = measure(pairing, args.seconds, direction)
+            except MaskcError as problem_found:
+                print(f"{cell} {direction}: {problem_found} {getattr(problem_found, '__notes__', '')}", flush=True)
+                continue
+            record["rows"] += rows
             print(f"{line(cell, rows)}  ({time.monotonic() - started:.1f} s)", flush=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+            args.out.write_text(json.dumps(record, indent=1) + "\n")
+        pairing = None
+        torch.cuda.empty_cache()
     if left:
         print(f"not reached in {args.timeout:.0f} s: {len(left)}, from {left[0]}")
 
