@@ -12,7 +12,8 @@ Backward, the copies are those of keys and of the gradients of others in one dir
 other direction at the same time, and the sum. E = 1 - exposed / copies with exposed = overlapped - attention, of medians,
 never clamped, with a 95 % interval from resampling; hidden / min = (attention + copies - overlapped) /
 min(attention, copies). The way of own keys into the buffer counts as exposed, where the kernel does not read them in
-place. A link of half the rate copies every chunk twice. --dry lists the cells with the model's times. --gpus N runs
+place. What the gate costs: with flags that are all there, against none looked at (gate_overhead), and against the kernel
+without a gate, which takes its tiles in another order (against_no_gate). A link of half the rate copies every chunk twice. --dry lists the cells with the model's times. --gpus N runs
 `benchmarks.overlap_gpus` instead.
 """
 
@@ -131,7 +132,8 @@ def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: 
         "t_comm_ms": medians["copies"],
         "t_no_gate_ms": medians["no gate"],
         "t_own_keys_ms": medians["own keys"],
-        "gate_overhead": medians["flags set"] / medians["attention" if direction == "backward" else "no gate"] - 1,
+        "gate_overhead": medians["flags set"] / medians["attention"] - 1,
+        "against_no_gate": medians["flags set"] / medians["no gate"] - 1,
         "direction": direction,
     }
     machine = replace(DEFAULT_MACHINE, intra=LINK_RATE / cell.link)
@@ -248,7 +250,7 @@ def line(cell: Cell, rows: list[dict[str, Any]]) -> str:
         bits = "" if first["same_bits"] else "  BITS DIFFER"
         out.append(
             f"{cell} {direction:8} attention {attention:.3f} copies {copies:.3f} ({copies / attention:.2f})  {times} ms"
-            f"  {e}{hidden}  gate {first['gate_overhead']:+.2%} own keys {first['t_own_keys_ms']:.3f}{bits}"
+            f"  {e}{hidden}  gate {first['gate_overhead']:+.2%}, against none {first['against_no_gate']:+.2%} own keys {first['t_own_keys_ms']:.3f}{bits}"
         )
     return "\n".join(out)
 
