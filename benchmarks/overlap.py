@@ -13,8 +13,8 @@ other direction at the same time, and the sum. E = 1 - exposed / copies with exp
 never clamped, with a 95 % interval from resampling; hidden / min = (attention + copies - overlapped) /
 min(attention, copies). The way of own keys into the buffer counts as exposed, where the kernel does not read them in
 place. What the gate costs: with flags that are all there, against none looked at (gate_overhead), and against the kernel
-without a gate, which takes its tiles in another order (against_no_gate). A link of half the rate copies every chunk twice. --dry lists the cells with the model's times. --gpus N runs
-`benchmarks.overlap_gpus` instead.
+without a gate, which takes its tiles in another order (against_no_gate). A link of half the rate copies every chunk twice.
+--dry lists the cells with the model's times. --gpus N runs `benchmarks.overlap_gpus` instead.
 """
 
 from __future__ import annotations
@@ -248,9 +248,10 @@ def line(cell: Cell, rows: list[dict[str, Any]]) -> str:
         e = "none" if first["e"] is None else f"E {first['e']:.3f} [{first['e_low']:.3f}, {first['e_high']:.3f}]"
         hidden = "" if first["hidden"] is None else f" hidden/min {first['hidden']:.3f}"
         bits = "" if first["same_bits"] else "  BITS DIFFER"
+        gate = f"gate {first['gate_overhead']:+.2%}, against none {first['against_no_gate']:+.2%}"
         out.append(
             f"{cell} {direction:8} attention {attention:.3f} copies {copies:.3f} ({copies / attention:.2f})  {times} ms"
-            f"  {e}{hidden}  gate {first['gate_overhead']:+.2%}, against none {first['against_no_gate']:+.2%} own keys {first['t_own_keys_ms']:.3f}{bits}"
+            f"  {e}{hidden}  {gate} own keys {first['t_own_keys_ms']:.3f}{bits}"
         )
     return "\n".join(out)
 
