@@ -13,6 +13,7 @@ from torch import Tensor
 from maskc.handles import held
 from maskc.runtime import context_parallel, executor
 from maskc.runtime.comm import Peer
+from maskc.runtime.merge import accumulator
 from maskc.runtime.plan import AttentionPlan
 
 _REST = "Tensor spec, Tensor? plan, str group, str strategy, float scale, bool deterministic, str backend, bool recording"
@@ -70,8 +71,7 @@ def _backward(
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
-    lse = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(batch, rows, heads, v.shape[3]), q.new_empty(batch, heads, rows, dtype=lse)
+    return q.new_empty(batch, rows, heads, v.shape[3]), q.new_empty(batch, heads, rows, dtype=accumulator(q.dtype))
 
 
 def _fake_backward(

@@ -19,6 +19,7 @@ import torch
 
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import Diagnostic
+from maskc.runtime.merge import accumulator
 from maskc.tiles import TileClass, classify
 
 BLOCK_Q = 128
@@ -55,7 +56,7 @@ def forward(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse): out in `out_dtype` or q's dtype, lse fp32 (fp64 for fp64)."""
-    acc = _accumulator(q)
+    acc = accumulator(q.dtype)
     batch, nq, heads, _ = q.shape
     out = q.new_empty(batch, nq, heads, val.shape[3], dtype=out_dtype or q.dtype)
     lse = torch.empty(batch, heads, nq, dtype=acc, device=q.device)
@@ -102,7 +103,7 @@ def backward(
 
     `out` and `lse` may be those of a softmax over more keys than `k` holds: the result is this call's share.
     """
-    acc, heads, kv_heads = _accumulator(q), q.shape[2], k.shape[2]
+    acc, heads, kv_heads = accumulator(q.dtype), q.shape[2], k.shape[2]
     dq, dk, dv = (torch.empty(x.shape, dtype=grad_dtype or x.dtype, device=x.device) for x in (q, k, val))
     for part in _parts(v, q, k):
         keys, values = _heads_first(k[part.items], acc), _heads_first(val[part.items], acc)
@@ -215,10 +216,6 @@ def _parts(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor) -> Iterator[_Pa
         low, high = own.amin(0), own.amax(0)
         merged = torch.where(low == high, low, TileClass.PARTIAL.value)
         yield _Part(v, items, q.shape[2], k.shape[2], merged.tolist())
-
-
-def _accumulator(q: torch.Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def _heads_first(x: torch.Tensor, acc: torch.dtype) -> torch.Tensor:

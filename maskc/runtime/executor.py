@@ -16,7 +16,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.runtime import ops
 from maskc.runtime.comm import Exchange, Pair, Peer, Template
 from maskc.runtime.localize import localized
-from maskc.runtime.merge import Partial, empty, merge
+from maskc.runtime.merge import Partial, accumulator, empty, merge
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.remember import remembered
 from maskc.runtime.schedule import Route, Schedule, Step, routes
@@ -120,17 +120,13 @@ class _Keys:
         return torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs], 1)
 
 
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """(out in q's dtype, lse): partial results are unrounded and merged as the steps end."""
     if call.direct is not None:
         from maskc.runtime import gated
 
         return gated.forward(call, q, k, v)
-    acc = _accumulator(q)
+    acc = accumulator(q.dtype)
     total: Partial | None = None
     single = sum(bool(call.columns(s)) for s in call.schedule.steps) == 1
     for step, keys, values in _Keys(call, k, v).steps():
@@ -167,7 +163,7 @@ def backward(
         from maskc.runtime import gated
 
         return gated.backward(call, q, k, v, out, lse, dout, dlse)
-    acc = _accumulator(q)
+    acc = accumulator(q.dtype)
     keys_in = _Keys(call, k, v)
     sums = _Gradients(call, replace(keys_in.template, dtype=acc))
     dq = torch.zeros(q.shape, dtype=acc, device=q.device)

@@ -24,6 +24,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.convert.columns import visible_intervals
 from maskc.convert.flex import block_mask_of, block_tables
 from maskc.diagnostics import Diagnostic, MaskcWarning
+from maskc.runtime.merge import accumulator
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -172,7 +173,7 @@ def _nothing(q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
     """What rows give that have no key: 0 and -inf, with gradients that are 0."""
     batch, rows, heads, _ = q.shape
     zero = q.sum() * 0 + k.sum() * 0 + val.sum() * 0
-    acc = torch.float64 if q.dtype == torch.float64 else torch.float32
+    acc = accumulator(q.dtype)
     out = q.new_zeros(batch, rows, heads, val.shape[3]) + zero
     return out, torch.full((batch, heads, rows), -torch.inf, dtype=acc, device=q.device)
 

@@ -324,11 +324,11 @@ def forward_with(
     params.items = batch * heads * q_blocks
     params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads)
     maps = (
-        _tile_map(q, spec.block_q),
-        _tile_map(k, spec.block_kv),
-        _tile_map(val, spec.block_kv),
-        _tile_map(out, spec.block_q) if spec.out_dtype == "input" else _tile_map(q, spec.block_q),
-        *(_tile_map(t, spec.block_kv) for t in ((own or (k, val)) if spec.gated else ())),
+        tile_map(q, spec.block_q),
+        tile_map(k, spec.block_kv),
+        tile_map(val, spec.block_kv),
+        tile_map(out, spec.block_q) if spec.out_dtype == "input" else tile_map(q, spec.block_q),
+        *(tile_map(t, spec.block_kv) for t in ((own or (k, val)) if spec.gated else ())),
     )
     grid = min(max(1, multiprocessors(q.device) - leave), params.items)
     launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)
@@ -367,7 +367,7 @@ def addressable(t: torch.Tensor) -> torch.Tensor:
     return t if fits else t.contiguous() if not t.is_contiguous() else t.clone()
 
 
-def _tile_map(t: torch.Tensor, rows: int) -> bytes:
+def tile_map(t: torch.Tensor, rows: int) -> bytes:
     """Tensor map of [B, S, H, D] as boxes of [rows][64 elements]."""
     batch, length, heads, dim = t.shape
     strides = (1, t.stride(1), t.stride(2), t.stride(0))

@@ -22,8 +22,8 @@ from maskc.boundary import BoundaryVectors
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import VECTORS
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
-from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
-from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
+from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
+from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors, tile_map
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
@@ -139,9 +139,9 @@ def backward_with(
         dq_is_f32=dtype == torch.float32,
         scale=scale,
     )
-    loads = [_map(t, rows) for t, rows in ((q, spec.block_q), (dout, spec.block_q), (k, spec.block_kv), (val, spec.block_kv))]
+    loads = [tile_map(t, rows) for t, rows in ((q, spec.block_q), (dout, spec.block_q), (k, spec.block_kv), (val, spec.block_kv))]
     # Without 16-bit results the two store maps are never used; any valid map will do.
-    stores = [loads[2], loads[3]] if grads_f32 else [_map(t, 64) for t in (dk, dv)]
+    stores = [loads[2], loads[3]] if grads_f32 else [tile_map(t, 64) for t in (dk, dv)]
     kernels, device = _kernels(spec), q.device
     launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
     enqueue = partial(launch, device=device, overlap_previous=True)
@@ -149,7 +149,7 @@ def backward_with(
         assert kernels.order is not None, "in deterministic mode tiles are dealt as they lie"
         grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
         enqueue(kernels.order, grid, 256, Arguments([], pre))
-    mine = [_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
+    mine = [tile_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
     arguments = Arguments([*loads, *stores, *mine], main)
     ctas = min(shape.items, max(1, multiprocessors(device) - leave))
     enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
@@ -277,15 +277,6 @@ class _Workspace:
             total += -(-size // _ALIGN) * _ALIGN
         keep = torch.empty(total, dtype=torch.uint8, device=device)
         return cls(keep, {name: keep.data_ptr() + offset for name, offset in offsets.items()})
-
-
-def _map(t: Tensor, rows: int) -> bytes:
-    """Tensor map of [B, S, H, D] in tiles of `rows` positions and 64 columns."""
-    batch, positions, heads, dim = t.shape
-    by_batch, by_position, by_head, _ = t.stride()
-    return tensor_map(
-        t.data_ptr(), t.dtype, (dim, positions, heads, batch), (1, by_position, by_head, by_batch), (64, rows, 1, 1)
-    )
 
 
 @dataclass(frozen=True, slots=True)

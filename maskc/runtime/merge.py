@@ -8,6 +8,11 @@ Partial = tuple[torch.Tensor, torch.Tensor]
 """(out [B, Sq, Hq, Dv], lse [B, Hq, Sq], natural log, -inf for rows that saw nothing), both fp32 or fp64."""
 
 
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Of sums, log-sum-exp and partial results of operands of a dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def merge(a: Partial, b: Partial) -> Partial:
     """The result over the keys of both. A row that saw nothing in one part keeps the other part's bits.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import Diagnostic, error
+from maskc.runtime.merge import accumulator
 
 MODULES = {"cpu": "maskc.runtime.cpu", "hopper": "maskc.runtime.hopper", "flex": "maskc.runtime.flex"}
 BY_DEVICE = {"cpu": "cpu", "cuda": "hopper"}
@@ -168,8 +169,7 @@ def _backward(backend: str) -> Any:
 
 def _fake_forward(q: Tensor, k: Tensor, val: Tensor, *mask: Any) -> tuple[Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
-    lse = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(batch, rows, heads, val.shape[3]), q.new_empty(batch, heads, rows, dtype=lse)
+    return q.new_empty(batch, rows, heads, val.shape[3]), q.new_empty(batch, heads, rows, dtype=accumulator(q.dtype))
 
 
 def _fake_backward(

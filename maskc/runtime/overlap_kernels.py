@@ -17,7 +17,7 @@ from maskc.diagnostics import MaskcError, error
 from maskc.runtime import hopper, hopper_bwd, ops
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
-from maskc.runtime.merge import Partial, empty
+from maskc.runtime.merge import Partial, accumulator, empty
 from maskc.runtime.overlap_plan import OverlapPlan, joined
 from maskc.runtime.overlap_sum import own_runs
 from maskc.runtime.overlap_tables import (
@@ -134,7 +134,7 @@ class KeyBuffer:
         """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
-            acc = torch.float64 if q.dtype == torch.float64 else torch.float32
+            acc = accumulator(q.dtype)
             out, lse = empty(q.shape[0], q.shape[1], q.shape[2], values.shape[3], acc, q.device)
             return out.to(q.dtype), lse
         if q.device.type == "cpu":
@@ -179,11 +179,11 @@ class KeyBuffer:
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
             self._report()
-            dk, dv = (torch.zeros_like(t, dtype=_accumulator(q)).transpose(1, 2)[None] for t in (keys, values))
+            dk, dv = (torch.zeros_like(t, dtype=accumulator(q.dtype)).transpose(1, 2)[None] for t in (keys, values))
             return Gradients(torch.zeros_like(q), dk, dv)
         if q.device.type == "cpu":
             self._host_gate(there)
-            acc = _accumulator(q)
+            acc = accumulator(q.dtype)
             given = (local, q, keys, values, out, lse, dout, dlse, scale)
             dq, dk, dv = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
             self._report()
@@ -319,10 +319,6 @@ def _forward_spec(local: BoundaryVectors, q: Tensor) -> KernelSpec:
 
 def _backward_spec(local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardSpec:
     return select_backward(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype], deterministic=deterministic)
-
-
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 @remembered

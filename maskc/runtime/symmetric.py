@@ -15,6 +15,7 @@ from torch import Tensor
 from maskc.runtime import comm
 from maskc.runtime.layout import Layout
 from maskc.runtime.link import Link, Room, aligned
+from maskc.runtime.merge import accumulator
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import HALVES, Turn, Word
 from maskc.runtime.transport import KeyShape, Pair, copy
@@ -80,7 +81,7 @@ class Symmetric:
 
     def _region(self, owner: int, reader: int, chunks: Sequence[int], chunk: int) -> Pair:
         """(dK, dV) of a chunk among those that the pair shares, in their order."""
-        shape, acc = self.shape, gradient_dtype(self.shape)
+        shape, acc = self.shape, accumulator(self.shape.dtype)
         rows = self.keys.size_of(chunk)
         before = sum(self.keys.size_of(c) for c in chunks if c < chunk)
         at = HALVES * self.link.room.half + reader * self.link.room.region
@@ -92,13 +93,9 @@ class Symmetric:
         return dk, dv
 
 
-def gradient_dtype(shape: KeyShape) -> torch.dtype:
-    return torch.float64 if shape.dtype == torch.float64 else torch.float32
-
-
 def room_of(keys: Layout, shape: KeyShape) -> Room:
     """What calls over this layout need on every rank, whatever the mask: any reader may need all that a rank holds."""
-    acc = gradient_dtype(shape)
+    acc = accumulator(shape.dtype)
     held = max(keys.local_length(r) for r in range(keys.world))
     half = sum(_bytes(held, shape, d, shape.dtype) for d in (shape.dim_k, shape.dim_v))
     region = sum(_bytes(held, shape, d, acc) for d in (shape.dim_k, shape.dim_v))

@@ -21,6 +21,7 @@ from torch import Tensor
 from maskc.diagnostics import error
 from maskc.runtime import driver_api
 from maskc.runtime.layout import Layout
+from maskc.runtime.merge import accumulator
 from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word
 
 Pair = tuple[Tensor, Tensor]
@@ -53,7 +54,7 @@ class KeyShape:
 
     def gradients(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
         """Room for dK and dV of so many rows."""
-        acc = torch.float64 if self.dtype == torch.float64 else torch.float32
+        acc = accumulator(self.dtype)
         k, v = (
             torch.empty(self.batch, self.heads, rows, d, dtype=acc, device=device, pin_memory=pinned)
             for d in (self.dim_k, self.dim_v)

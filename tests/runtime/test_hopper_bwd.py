@@ -79,7 +79,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
     monkeypatch.setattr(hopper_bwd, "launch", launch)
     monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post", "order"))
-    monkeypatch.setattr(hopper_bwd, "_map", lambda t, rows: bytes(128))
+    monkeypatch.setattr(hopper_bwd, "tile_map", lambda t, rows: bytes(128))
     monkeypatch.setattr(hopper_bwd, "multiprocessors", lambda device: 132)
     return seen
 
