@@ -11,7 +11,7 @@ import torch
 
 import maskc
 from benchmarks import train, train_ablation, train_gpus, train_link, train_steps
-from benchmarks.train_model import MLP, Experts, Shape
+from benchmarks.train_model import Experts, Shape, grouped
 from maskc.runtime.overlap import Gradients
 from maskc.runtime.transport import KeyShape, head_major
 
@@ -242,9 +242,22 @@ def test_experts_are_a_weighted_sum_token_by_token() -> None:
     got = mixture(x)
     for token, out in zip(x.flatten(0, 1), got.flatten(0, 1), strict=True):
         scores, chosen = mixture.router(token).topk(2)
-        experts: list[MLP] = [mixture.experts[int(i)] for i in chosen]  # type: ignore[misc]
-        want = sum(w * e(token) for w, e in zip(scores.softmax(0), experts, strict=True))
+        gated = [(token @ mixture.up[i]).chunk(2) for i in chosen]
+        want = sum(
+            w * (torch.nn.functional.silu(g) * v) @ mixture.down[i]
+            for w, i, (g, v) in zip(scores.softmax(0), chosen, gated, strict=True)
+        )
         torch.testing.assert_close(out, want)
+
+
+def test_groups_without_rows() -> None:
+    x, weights = torch.randn(5, 8), torch.randn(4, 8, 16)
+    got = grouped(x, weights, torch.tensor([2, 2, 5, 5], dtype=torch.int32))
+    torch.testing.assert_close(got, torch.cat([x[:2] @ weights[0], x[2:] @ weights[2]]))
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("torch 2.9 has none to compare with")
+    fused = torch.nn.functional.grouped_mm(x, weights, offs=torch.tensor([2, 2, 5, 5], dtype=torch.int32))
+    torch.testing.assert_close(fused, got)
 
 
 def test_ranks_learn_what_one_process_learns(tmp_path: Path) -> None:

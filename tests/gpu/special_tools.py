@@ -1,6 +1,6 @@
 """What a user starts on a GPU besides `maskc.run`: a folder of built kernels, `maskc bench`, `maskc fuzz`.
 
-`python -m tests.gpu.special_tools` runs all three; the last two compile for so long that the conformance run leaves them out.
+`python -m tests.gpu.special_tools [NAME ...]` runs all three, or those that a NAME is part of; the last two compile for so long that the conformance run leaves them out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def loaded() -> str:
 def bench() -> str:
     """Both agree, every figure is there."""
     arguments = ("--inputs", "examples/packed_8k.json", "--heads", "8", "--kv-heads", "2", "--json")
-    done = _ran("-m", "maskc", "bench", "std:doc_prefix", *arguments)
+    done = _ran("-m", "maskc", "bench", "std:doc_prefix", *arguments, seconds=150)  # FlexAttention compiles for a minute
     if done.returncode:
         return _problem(done)
     report = json.loads(done.stdout)
@@ -85,19 +85,20 @@ def fuzz() -> str:
     return _problem(done) or ("" if " gpu 4" in done.stdout else done.stdout)
 
 
-def _ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _ran(*arguments: str, seconds: float = 80) -> subprocess.CompletedProcess[str]:
     """Triton compiles in the process itself: starting helpers takes longer than what little there is to compile."""
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     call = [sys.executable, *arguments]
-    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=80, env=environment)
+    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=seconds, env=environment)
 
 
 def main() -> int:
     """All side by side: each spends most of its time on importing and compiling, in processes of its own."""
     cases = (*special_cases(), ("tools/maskc bench", bench), ("tools/maskc fuzz", fuzz))
     started, bad = time.monotonic(), 0
+    names = sys.argv[1:]
     with ThreadPoolExecutor() as pool:
-        running = {pool.submit(_caught, case): name for name, case in cases}
+        running = {pool.submit(_caught, case): name for name, case in cases if not names or any(n in name for n in names)}
         for done in as_completed(running):
             bad += bool(done.result())
             print(f"{running[done]}: {done.result() or 'right'} ({time.monotonic() - started:.0f} s)", flush=True)
