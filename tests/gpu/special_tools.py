@@ -1,6 +1,7 @@
 """What a user starts on a GPU besides `maskc.run`: a folder of built kernels, `maskc bench`, `maskc fuzz`.
 
-`python -m tests.gpu.special_tools [NAME ...]` runs all three, or those that a NAME is part of; the last two compile for so long that the conformance run leaves them out.
+`python -m tests.gpu.special_tools [NAME ...]` runs all three, or those that a NAME is part of; the last two compile for so long
+that the conformance run leaves them out.
 """
 
 from __future__ import annotations
