@@ -187,7 +187,7 @@ def _times(
                 problem_found.add_note(name)
                 raise
             if again:
-                issue[name] = min(issue[name], 5e-3)
+                issue[name] = min(issue[name], 50e-3)
     events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
     until, rounds = time.monotonic() + seconds, 0
     while rounds < FEWEST or (time.monotonic() < until and rounds < MOST):
