@@ -4,8 +4,9 @@
 
 Ranks hold the rows that the plan gives them; their keys are gathered beforehand, so the times are those of the kernels
 alone. Reported: the slowest rank over the mean, forward and backward; the rate over visible cells against the whole mask
-on one GPU ("P = 1"); and TFLOP/s per GPU with the exchange added by the printed model of the links. Without a Hopper GPU
-the times are the model's (tile costs at a constant rate): the table then compares assignments, not kernels.
+on one GPU ("P = 1"), and that of the whole mask itself as vectors alone and on a P-th of the batch; TFLOP/s per GPU with
+the exchange added by the printed model of the links. Without a Hopper GPU the times are the model's (tile costs at a
+constant rate): the table then compares assignments, not kernels.
 
 The ranks of all ways and the whole mask stand in one shuffled order, several rounds of it, so that a GPU that slows down
 as it gets warm slows all of them; forwards and backwards have rounds of their own. Cells come in the order of their
@@ -20,7 +21,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -30,11 +30,10 @@ from typing import Any
 import torch
 
 import maskc
-from benchmarks.masks import MaskCase, mask_case
+from benchmarks.kernels import attention, compile_all
+from benchmarks.masks import mask_case, vectors_of
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
-from maskc.codegen.nvrtc import compile_cubin
-from maskc.codegen.spec_bwd import select_backward
+from maskc.codegen.render import CudaSource
 from maskc.pictures import visible_pairs
 from maskc.runtime import hopper, ops
 from maskc.runtime.balance import RUN_TIME, balance, greedy
@@ -115,6 +114,15 @@ def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPla
 # ---------------------------------------------------------------- times
 
 
+@dataclass(frozen=True)
+class Job:
+    """A mask to run in so many of the rounds, on so many batch items (None: all)."""
+
+    mask: BoundaryVectors
+    rounds: int
+    batch: int | None = None
+
+
 class Bench:
     """Times of local kernels on the GPU, by label. Inputs are slices of one set of tensors as large as the whole sequence.
 
@@ -131,21 +139,21 @@ class Bench:
         self.scale = shape.head_dim**-0.5
         self.out = self.dout  # until the whole mask has run
 
-    def run(self, jobs: dict[str, tuple[BoundaryVectors, int]], rounds: int) -> dict[str, Times]:
-        """Median times per job: the mask and in how many of the rounds it takes part. The first job is the whole mask."""
-        tables = {label: hopper.schedule(v, self.q.shape[3]) for label, (v, _) in jobs.items()}
+    def run(self, jobs: dict[str, Job], rounds: int) -> dict[str, Times]:
+        """Median times per job. The first job is the whole mask."""
+        tables = {label: hopper.schedule(job.mask, self.q.shape[3]) for label, job in jobs.items()}
         lse: dict[str, torch.Tensor] = {}
 
         def forward(label: str) -> None:
-            v = jobs[label][0]
-            out, lse[label] = ops.forward(v, *self._inputs(v), self.scale, schedule=tables[label])
-            if v.nq == self.out.shape[1]:
+            job = jobs[label]
+            out, lse[label] = ops.forward(job.mask, *self._inputs(job), self.scale, schedule=tables[label])
+            if out.shape == self.out.shape:
                 self.out = out  # the ranks' backwards read its first rows: of their own, they need the sizes alone
 
         def backward(label: str) -> None:
-            v = jobs[label][0]
-            out, dout = self.out[:, : v.nq], self.dout[:, : v.nq]
-            ops.backward(v, *self._inputs(v), out, lse[label], dout, None, self.scale, schedule=tables[label])
+            job = jobs[label]
+            out, dout = (x[: job.batch, : job.mask.nq] for x in (self.out, self.dout))
+            ops.backward(job.mask, *self._inputs(job), out, lse[label], dout, None, self.scale, schedule=tables[label])
 
         passes = {"forward": forward, "backward": backward}
         found: dict[str, dict[str, list[float]]] = {name: {label: [] for label in jobs} for name in passes}
@@ -154,7 +162,7 @@ class Bench:
             call(largest)  # takes the memory that later calls use again
         rng = random.Random(0)
         for at in range(rounds):
-            order = [label for label, (_, wanted) in jobs.items() if at < wanted]
+            order = [label for label, job in jobs.items() if at < job.rounds]
             rng.shuffle(order)
             for name, call in passes.items():
                 _settle(partial(call, smallest))
@@ -162,8 +170,9 @@ class Bench:
                     found[name][label].append(seconds)
         return {label: Times(*(statistics.median(found[name][label]) for name in passes)) for label in jobs}
 
-    def _inputs(self, v: BoundaryVectors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.q[:, : v.nq], self.k[:, : v.nk], self.val[:, : v.nk]
+    def _inputs(self, job: Job) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        nq, nk, items = job.mask.nq, job.mask.nk, slice(job.batch)
+        return self.q[items, :nq], self.k[items, :nk], self.val[items, :nk]
 
 
 def _settle(call: Callable[[], None]) -> None:
@@ -190,29 +199,21 @@ def modelled(work: int, p: AttentionPlan, shape: Shape) -> Times:
     return Times(forward, forward * BACKWARD_FACTOR)
 
 
-def compile_all(masks: Sequence[str], head_dim: int) -> None:
-    """The kernels of every form, side by side."""
-    forms = set()
-    for name in masks:
-        v = _vectors(mask_case(name, ROWS))
-        forms |= {hopper.mask_form(v), hopper.mask_form(fold_causal(v))}
-    sources = []
-    for form in forms:
-        scheduled = schedule_spec(form, head_dim)
-        sources += [schedule_source(scheduled)] if scheduled.packed else []
-        sources += [forward_source(forward_spec(form, head_dim, "bf16")), select_backward(form, head_dim, "bf16").source()]
-    with ThreadPoolExecutor(max(1, len(sources))) as pool:
-        list(pool.map(compile_cubin, sources))
-
-
-def _vectors(case: MaskCase) -> BoundaryVectors:
-    return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors()
+def sources(masks: Sequence[str], head_dim: int) -> list[CudaSource]:
+    """The kernels of every form."""
+    whole = [vectors_of(mask_case(name, ROWS)) for name in masks]
+    forms = {hopper.mask_form(v) for one in whole for v in (one, fold_causal(one))}
+    return [source for form in forms for source in attention(form, head_dim)]
 
 
 # ---------------------------------------------------------------- one cell of the table
 
 
-ALONE, FOLDED = "alone", "folded"
+ALONE = "alone"
+FOLDED = "folded"
+"""The whole mask as vectors alone, which is what the ranks' kernels are made for."""
+SHORT = "short"
+"""The whole mask on one P-th of the batch: as much work as a rank has."""
 
 
 def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device | None) -> list[dict[str, Any]]:
@@ -228,13 +229,15 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
         taken["LPT"] = min(taken["LPT"], 1 if cell.world > LARGE else 2)
     if device is not None:
         whole = spec.vectors(case.seqlen, case.seqlen, device)
-        jobs = {ALONE: (whole, rounds)}
+        jobs = {ALONE: Job(whole, rounds)}
         if v.causal and cell.world <= LARGE:
-            jobs[FOLDED] = fold_causal(whole, device), 1
+            jobs[FOLDED] = Job(fold_causal(whole, device), rounds)
+        if cell.shape.batch % cell.world == 0:
+            jobs[SHORT] = Job(whole, rounds, cell.shape.batch // cell.world)
         for way, p in found.items():
             for rank in range(p.world):
                 local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), device)
-                jobs[f"{way} {rank}"] = local, taken[way]
+                jobs[f"{way} {rank}"] = Job(local, taken[way])
         times = Bench(cell.shape, case.seqlen, device).run(jobs, rounds)
     visible = visible_pairs(v) // (v.batch * v.heads)
     return [_row(cell, way, p, v, visible, times, taken[way]) for way, p in found.items()]
@@ -268,8 +271,10 @@ def _row(
             alone = getattr(times[ALONE], direction)
             out[f"{direction}_rate_against_one"] = alone / sum(per_rank)
             out[f"{direction}_tflops_one"] = flops[direction] / alone / 1e12
-            if FOLDED in times:  # the same mask as vectors alone: what the ranks' kernels are made for
+            if FOLDED in times:
                 out[f"{direction}_rate_folded"] = alone / getattr(times[FOLDED], direction)
+            if SHORT in times:
+                out[f"{direction}_rate_short"] = alone / p.world / getattr(times[SHORT], direction)
     if times:
         out["ranks_ms"] = [[round(1e3 * t.forward, 4), round(1e3 * t.backward, 4)] for t in ranks]
     out["ranks_tiles"] = ranks_tiles(v, p)
@@ -310,7 +315,8 @@ def line(r: dict[str, Any]) -> str:
     cells = [f"{r['mask']:18} P={r['world']:2} B={r['batch']} H={r['heads']:2} {r['way']:10}"]
     for d in ("forward", "backward"):
         rate = f" rate {r[f'{d}_rate_against_one']:.3f}" if r["measured"] else ""
-        rate += f" (folded {r[f'{d}_rate_folded']:.3f})" if f"{d}_rate_folded" in r else ""
+        for kind in (FOLDED, SHORT):
+            rate += f" ({kind} {r[f'{d}_rate_{kind}']:.3f})" if f"{d}_rate_{kind}" in r else ""
         cells.append(
             f"{d}: peak/mean {r[f'{d}_peak_over_mean']:.3f}, {r[f'{d}_ms_max']:7.2f} + {r[f'{d}_exchange_ms']:5.2f} ms, "
             f"{r[f'{d}_tflops_per_gpu']:4.0f} TFLOP/s{rate}"
@@ -344,7 +350,7 @@ def main() -> None:
         from benchmarks.digest import digest
 
         info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "digest": digest()}
-        compile_all(args.masks, args.head_dim)
+        compile_all(sources(args.masks, args.head_dim))
     info |= {"machine": asdict(DEFAULT_MACHINE), "rows_per_rank": ROWS, "not_run": []}
     print(f"{info['device']}; links and rates of the model: {DEFAULT_MACHINE}")
     rows: list[dict[str, Any]] = []

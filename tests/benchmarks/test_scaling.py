@@ -13,7 +13,24 @@ import pytest
 import torch
 
 from benchmarks import scaling
-from benchmarks.scaling import ALONE, MASKS, WAYS, WORLDS, Bench, Cell, Shape, Times, cell_rows, cells, fits, line, write
+from benchmarks.scaling import (
+    ALONE,
+    FOLDED,
+    MASKS,
+    SHORT,
+    WAYS,
+    WORLDS,
+    Bench,
+    Cell,
+    Job,
+    Shape,
+    Times,
+    cell_rows,
+    cells,
+    fits,
+    line,
+    write,
+)
 from maskc.boundary import BoundaryVectors
 from maskc.runtime import ops
 
@@ -49,8 +66,9 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, shape: Shape, length: int, device: torch.device) -> None:
             assert length == 4096
 
-        def run(self, jobs: dict[str, tuple[object, int]], rounds: int) -> dict[str, Times]:
-            asked.update({label: wanted for label, (_, wanted) in jobs.items()})
+        def run(self, jobs: dict[str, Job], rounds: int) -> dict[str, Times]:
+            asked.update({label: job.rounds for label, job in jobs.items()})
+            assert jobs[SHORT].batch == 2
             return {label: Times(8.0, 16.0) if label == ALONE else Times(2.0, 5.0) for label in jobs}
 
     monkeypatch.setattr(scaling, "Bench", Bench)
@@ -58,9 +76,10 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling.maskc.BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
     rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, torch.device("cpu"))
     assert asked[ALONE] == asked["HCC-IPO 3"] == 3
-    assert asked["contiguous 0"] == asked["folded"] == 1
+    assert (asked["contiguous 0"], asked[FOLDED]) == (1, 3)
     for r in rows:
         assert (r["forward_rate_against_one"], r["backward_rate_against_one"]) == (1.0, 0.8)
+        assert (r["forward_rate_folded"], r["forward_rate_short"]) == (4.0, 1.0)
         assert r["forward_peak_over_mean"] == 1.0
         assert r["ranks_ms"] == [[2000.0, 5000.0]] * 4
 
@@ -95,9 +114,10 @@ def test_forwards_and_backwards_have_rounds_of_their_own(monkeypatch: pytest.Mon
     monkeypatch.setattr(ops, "forward", timed("forward", 0.25))
     monkeypatch.setattr(ops, "backward", timed("backward", 0.5))
     whole, rank = (BoundaryVectors(n, 1024, 1, 1, n == 1024) for n in (1024, 128))
-    times = Bench(Shape(1, 2, 1, 16), 1024, torch.device("cpu")).run({"alone": (whole, 2), "rank": (rank, 1)}, 2)
-    assert times == {"alone": Times(0.25, 0.5), "rank": Times(0.25 / 8, 0.5 / 8)}
-    assert calls.count("forward 1024") == calls.count("backward 1024") == 1 + 2
+    jobs = {ALONE: Job(whole, 2), SHORT: Job(whole, 2, 1), "rank": Job(rank, 1)}
+    times = Bench(Shape(2, 2, 1, 16), 1024, torch.device("cpu")).run(jobs, 2)
+    assert times == {ALONE: Times(0.25, 0.5), SHORT: Times(0.25, 0.5), "rank": Times(0.25 / 8, 0.5 / 8)}
+    assert calls.count("forward 1024") == calls.count("backward 1024") == 1 + 2 * 2
     kinds = [call.split()[0] for call in calls]
     assert [kind for kind, _ in groupby(kinds)] == ["forward", "backward"] * 3
 
