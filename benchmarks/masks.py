@@ -66,7 +66,7 @@ def density(case: MaskCase) -> float:
     """Visible cells over all cells, exact."""
     from maskc.pictures import visible_pairs
 
-    v = _vectors(case)
+    v = vectors_of(case)
     return visible_pairs(v) / (v.batch * v.heads * v.nq * v.nk)
 
 
@@ -74,11 +74,12 @@ def tile_density(case: MaskCase) -> float:
     """Tiles of 128 x 128 with a visible cell over all tiles: what some papers take for the density."""
     from maskc.tiles import TileClass, classify
 
-    classes = classify(_vectors(case), 128, 128)
+    classes = classify(vectors_of(case), 128, 128)
     return float((classes != TileClass.SKIP).double().mean())
 
 
-def _vectors(case: MaskCase) -> BoundaryVectors:
+def vectors_of(case: MaskCase) -> BoundaryVectors:
+    """On the CPU."""
     return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors()
 
 

@@ -25,10 +25,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,13 +36,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.digest import digest
+from benchmarks.kernels import attention, compile_all
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, MASKS, Cell, Problem, cells, everything_gathered, problem
 from benchmarks.overlap_rank import Rank
 from maskc.codegen.exchange import exchange_source
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
-from maskc.codegen.nvrtc import compile_cubin
+from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import OutDtype
-from maskc.codegen.spec_bwd import select_backward
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
 from maskc.runtime.localize import localize
@@ -150,19 +148,15 @@ def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: 
     return rows
 
 
-def compile_all(masks: list[str]) -> None:
-    """Every variant that is going to run, compiled side by side."""
+def sources(masks: list[str]) -> list[CudaSource]:
+    """Of every variant that is going to run."""
     forms = set()
     for name in masks:
         made = problem(Cell(name, 8192, 32, 8, 2, 1))
         rows, keys = made.p.rows, made.p.keys
         forms.add(hopper.mask_form(localize(made.v, rows, rows.chunks_of(made.order.rank), keys, made.order.columns)))
-    specs = [forward_spec(form, HEAD_DIM, "bf16", out) for form in forms for out in get_args(OutDtype)]
-    sources = [exchange_source(), *(forward_source(replace(s, gated=gated)) for s in specs for gated in (False, True))]
-    sources += [replace(select_backward(f, HEAD_DIM, "bf16"), gated=gated).source() for f in forms for gated in (False, True)]
-    sources += [schedule_source(schedule_spec(form, HEAD_DIM)) for form in forms if form.closed is None]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, sources))
+    kernels = [attention(form, HEAD_DIM, outs=get_args(OutDtype), gated=(False, True)) for form in forms]
+    return [*chain.from_iterable(kernels), exchange_source()]
 
 
 def _times(
@@ -293,7 +287,7 @@ def main() -> None:
             print(dry(cell), flush=True)
         return
     deadline = time.monotonic() + args.timeout
-    compile_all(args.masks)
+    compile_all(sources(args.masks))
     device = torch.device("cuda", torch.cuda.current_device())
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "digest": digest(), "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)

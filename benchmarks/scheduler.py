@@ -15,7 +15,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,13 +42,12 @@ def main() -> int:
     import torch
 
     from benchmarks.digest import digest
-    from maskc.codegen.nvrtc import compile_cubin
+    from benchmarks.kernels import compile_all
 
     deadline = time.monotonic() + args.timeout
     rows: list[dict[str, Any]] = []
     info = {"device": torch.cuda.get_device_name(), "digest": digest(), "seqlen": args.seqlen}
-    with ThreadPoolExecutor() as pool:  # side by side, before the first is asked for
-        list(pool.map(compile_cubin, sources(args.masks, args.seqlen)))
+    compile_all(sources(args.masks, args.seqlen))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for name in args.masks:
         for heads in args.batch_heads:
@@ -68,16 +66,14 @@ def main() -> int:
 
 def sources(masks: list[str], seqlen: int) -> list[CudaSource]:
     """Every variant that is going to be timed."""
-    from maskc.codegen.forward import forward_source, forward_spec, schedule_source
-    from maskc.codegen.spec_bwd import select_backward
+    from benchmarks.kernels import attention
+    from maskc.codegen.forward import forward_source, forward_spec
     from maskc.runtime.hopper import mask_form
 
-    forms = {mask_form(vectors(name, seqlen, 2, "cpu")) for name in masks}
-    found = [select_backward(form, HEAD_DIM, "bf16").source() for form in forms]
-    for form in forms:
+    found: list[CudaSource] = []
+    for form in {mask_form(vectors(name, seqlen, 2, "cpu")) for name in masks}:
         spec = forward_spec(form, HEAD_DIM, "bf16")
-        found += [forward_source(replace(spec, scheduler=s)) for s in get_args(Scheduler)]
-        found += [schedule_source(spec)] if spec.packed else []
+        found += [*attention(form, HEAD_DIM), *(forward_source(replace(spec, scheduler=s)) for s in get_args(Scheduler))]
     return found
 
 

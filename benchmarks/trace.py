@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.masks import NAMES
@@ -39,15 +38,14 @@ def main() -> int:
     import torch
 
     from benchmarks.digest import digest
+    from benchmarks.kernels import compile_all
     from benchmarks.scheduler import vectors
-    from maskc.codegen.nvrtc import compile_cubin
     from maskc.runtime import trace
 
     device = torch.device("cuda")
     chrome, _, chrome_path = args.chrome.partition("=")
     masks = {name: vectors(name, args.seqlen, args.heads, "cuda") for name in args.masks}
-    with ThreadPoolExecutor() as pool:  # side by side, before the first is asked for
-        list(pool.map(compile_cubin, sources(list(masks.values()), args.head_dim)))
+    compile_all(sources(list(masks.values()), args.head_dim))
     rows: dict[str, dict[str, dict[str, float]]] = {}
     info = {"device": torch.cuda.get_device_name(), "digest": digest(), "seqlen": args.seqlen, "heads": args.heads}
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +65,11 @@ def main() -> int:
 
 def sources(masks: list[BoundaryVectors], head_dim: int) -> list[CudaSource]:
     """The traced variants of these masks."""
-    from maskc.codegen.forward import forward_source, schedule_source
+    from benchmarks.kernels import variant
     from maskc.runtime import hopper, trace
 
     specs = {trace.trace_spec(hopper.mask_form(v), head_dim, "bf16") for v in masks}
-    return [*map(forward_source, specs), *(schedule_source(s) for s in specs if s.packed)]
+    return [source for spec in specs for source in variant(spec)]
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import Any, Literal
 
@@ -25,13 +25,11 @@ import torch
 from torch import Tensor
 
 import maskc
+from benchmarks.kernels import attention, compile_all
 from benchmarks.train_link import Kind, Link, Memory, part_of
 from benchmarks.train_model import Shape
 from benchmarks.train_steps import Batch, Setting, documents, hidden, new_model, packed, seconds, trimmed, wait
 from maskc.codegen.exchange import exchange_source
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
-from maskc.codegen.nvrtc import compile_cubin
-from maskc.codegen.spec_bwd import select_backward
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
 from maskc.runtime.localize import localize
@@ -104,7 +102,7 @@ def rows(
     key_shape = KeyShape(1, shape.kv_heads, shape.head_dim, shape.head_dim, s.dtype)
     memory = Memory(s.seqlen, key_shape, s.device, link)
     if s.device.type == "cuda":
-        compile_all(shape, s, world)
+        compile_ahead(shape, s, world)
     trainer = Trainer(shape, s)
     for sparsity in SPARSITIES:
         packs = [documents(s.seqlen, sparsity, seed) for seed in range(PACKS)]
@@ -125,7 +123,7 @@ def rows(
             yield {**what, **measured(variant, packs, shape, s, world, memory, trainer)}
 
 
-def compile_all(shape: Shape, s: Setting, world: int) -> None:
+def compile_ahead(shape: Shape, s: Setting, world: int) -> None:
     """Every kernel of the table, side by side."""
     spec = bound(documents(s.seqlen, SPARSITIES[0], 0), s)
     v, forms = spec.vectors(s.seqlen, s.seqlen), set()
@@ -133,14 +131,8 @@ def compile_all(shape: Shape, s: Setting, world: int) -> None:
         p = variant.plan(spec, shape, world, s.seqlen)
         columns = part_of(p, 0).plan.columns
         forms.add(hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(0), p.keys, columns)))
-    dtype = hopper.DTYPES[s.dtype]
-    forward = [forward_spec(form, shape.head_dim, dtype) for form in forms]
-    backward = [select_backward(form, shape.head_dim, dtype) for form in forms]
-    sources = [forward_source(replace(x, gated=gated)) for x in forward for gated in (False, True)]
-    sources += [replace(x, gated=gated).source() for x in backward for gated in (False, True)]
-    sources += [schedule_source(schedule_spec(f.form, shape.head_dim)) for f in forward if f.packed]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, [*sources, exchange_source()]))
+    kernels = [attention(form, shape.head_dim, hopper.DTYPES[s.dtype], gated=(False, True)) for form in forms]
+    compile_all([*chain.from_iterable(kernels), exchange_source()])
 
 
 def bound(lengths: list[int], s: Setting) -> maskc.BoundMask:

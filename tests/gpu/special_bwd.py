@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.kernels import attention
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import Dtype
 from maskc.runtime.hopper import mask_form
-from tests.gpu.warm import attention
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import get_args
 
@@ -16,12 +15,10 @@ import torch
 from torch import Tensor
 
 import maskc
+from benchmarks.kernels import attention, compile_all
 from maskc.binding.bound import BoundMask
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
-from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import MaskForm, OutDtype
-from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import hopper, ops
 from maskc.runtime.localize import fold_causal, localize, take
 from maskc.runtime.merge import merge
@@ -122,18 +119,14 @@ def forms(spec: BoundMask, n: int) -> set[MaskForm]:
     return {hopper.mask_form(whole), hopper.mask_form(fold_causal(whole))}
 
 
-def kernels(form: MaskForm) -> list[CudaSource]:
-    scheduled = schedule_spec(form, HEAD_DIM)
-    found = [schedule_source(scheduled)] if scheduled.packed else []
-    found += [forward_source(forward_spec(form, HEAD_DIM, "bf16", out)) for out in get_args(OutDtype)]
-    return [*found, select_backward(form, HEAD_DIM, "bf16").source()]
+def kernels(form: MaskForm) -> tuple[CudaSource, ...]:
+    return attention(form, HEAD_DIM, outs=get_args(OutDtype))
 
 
 @cache
 def compiled(form: MaskForm) -> None:
     """Side by side where nobody has compiled ahead; once per form and process."""
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, kernels(form)))
+    compile_all(kernels(form))
 
 
 def one_call(spec: BoundMask, tensors: list[Tensor]) -> tuple[Tensor, ...]:

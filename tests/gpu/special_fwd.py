@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels import variant
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.render import CudaSource
@@ -18,7 +19,6 @@ from maskc.runtime import hopper
 from tests.gpu.check import masked_rows
 from tests.gpu.forward import KEY, SCALE, Tensors, columns, global_window, operands, verify
 from tests.gpu.inputs import FORMS, random_vectors
-from tests.gpu.warm import variant
 
 
 def special_cases() -> list[tuple[str, Callable[[], str]]]:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels import variant
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import HEAD_DIMS
 from maskc.runtime import hopper
 from tests.gpu.forward import operands, verify
 from tests.gpu.inputs import random_vectors
-from tests.gpu.warm import variant
 
 FORMS = ("causal+lts", "lts+lte+uts+ute", "blocks", "empty_rows")
 

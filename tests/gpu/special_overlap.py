@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import maskc
+from benchmarks.kernels import attention, compile_all
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.render import CudaSource
@@ -38,7 +39,6 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import plan
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major
 from tests.gpu.inputs import suite_mask
-from tests.gpu.warm import attention, compile_all
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "28_duo_heads")
 DEVICE = "cuda"

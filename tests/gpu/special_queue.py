@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 
 import maskc
+from benchmarks.kernels import variant
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.mirror import KvIndex
@@ -20,7 +21,6 @@ from maskc.codegen.spec import KernelSpec, MaskForm, QueueSource, Scheduler
 from maskc.runtime import hopper, trace
 from tests.gpu.forward import KEY, SCALE, Tensors, columns, global_window, operands, verify
 from tests.gpu.inputs import FORMS, SUITE, random_vectors, suite_mask
-from tests.gpu.warm import variant
 
 SOURCES: tuple[QueueSource, ...] = get_args(QueueSource)
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)

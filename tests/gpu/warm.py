@@ -2,70 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import product
 
 import torch
 
 import maskc
+from benchmarks.kernels import BOTH, attention
 from benchmarks.masks import mask_case
 from maskc.binding.bound import BoundMask
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.kernels import KERNELS, Request
-from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.render import CudaSource
 from maskc.codegen.reorder import take_keys_source
-from maskc.codegen.spec import Dtype, KernelSpec, MaskForm, OutDtype
-from maskc.codegen.spec_bwd import select_backward
+from maskc.codegen.spec import MaskForm
 from maskc.runtime import reorder
 from maskc.runtime.hopper import DTYPES, mask_form
 from tests.gpu import check
 from tests.gpu.cases import Case
 from tests.gpu.inputs import random_vectors, suite_mask
-
-BOTH = ("fwd", "bwd")
-
-
-def compile_all(sources: Iterable[CudaSource]) -> None:
-    """Fills the cache in threads; equal sources once. Raises M601, M602."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_cubin, dict.fromkeys(sources)))
-
-
-def variant(spec: KernelSpec) -> Iterator[CudaSource]:
-    """A forward variant, and what makes its schedule where it has one."""
-    yield forward_source(spec)
-    if spec.packed:
-        yield schedule_source(spec)
-
-
-@cache
-def attention(
-    form: MaskForm,
-    head_dim: int,
-    dtype: Dtype = "bf16",
-    *,
-    directions: tuple[str, ...] = BOTH,
-    outs: tuple[OutDtype, ...] = ("input",),
-    deterministic: tuple[bool, ...] = (False,),
-    gated: tuple[bool, ...] = (False,),
-) -> tuple[CudaSource, ...]:
-    """The kernels of a mask form, as the backend chooses them; `gated`: also for the overlap of attention and copies."""
-    made = []
-    if "fwd" in directions:
-        planned = schedule_spec(form, head_dim)
-        made += [schedule_source(planned)] if planned.packed else []
-        specs = [forward_spec(form, head_dim, dtype, out) for out in outs]
-        made += [forward_source(replace(spec, gated=g)) for spec, g in product(specs, gated)]
-    if "bwd" in directions:
-        backward = [select_backward(form, head_dim, dtype, deterministic=mode) for mode in deterministic]
-        made += [replace(spec, gated=g).source() for spec, g in product(backward, gated)]
-    return tuple(made)
 
 
 def preparation(mask: maskc.CompiledMask) -> Iterator[CudaSource]:
