@@ -53,7 +53,11 @@ def _nvrtc() -> str:
     if (why := nvrtc.missing()) is not None:
         first = why.diagnostics[0]
         return f"{first.message} ({first.help})"
-    return f"{nvrtc.version()}, compiles for {nvrtc.ARCH} here"
+    version = nvrtc.version()
+    if tuple(map(int, version.split(".")[:2])) < nvrtc.TOO_NEW:
+        return f"{version}, compiles for {nvrtc.ARCH} here"
+    wanted = ".".join(map(str, nvrtc.TOO_NEW))
+    return f'{version}, TOO NEW: some kernels come out slow (W613): pip install "nvidia-cuda-nvrtc<{wanted}"'
 
 
 def _nvdisasm() -> str:

@@ -82,4 +82,10 @@ group of ranks, whose parts of the mask need kernels of their own.
 
 `maskc.compile(FILE)` compiles whatever a call needs, once, and keeps it in the cache.
 """,
+    "W613": """This compiler makes slow kernels
+
+NVRTC 13.3 and newer (seen up to 13.5) find no registers for some kernels of head dim 128 and then run their tensor
+instructions one after another. Results are the same, the rate is far lower. 13.0 to 13.2 compile them well, which is what
+`pip install "maskc[cuda]"` asks for; the warning comes once a process. `maskc doctor` shows the version in use.
+""",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,10 +18,12 @@ from typing import Any
 
 from maskc.codegen import cache as store
 from maskc.codegen.render import CudaSource
-from maskc.diagnostics import MaskcError, error
+from maskc.diagnostics import Diagnostic, MaskcError, MaskcWarning, error
 from maskc.options import Options
 
 ARCH = "sm_90a"
+TOO_NEW = (13, 3)
+"""From here on ptxas finds no registers for kernels of head dim 128 that 13.0 to 13.2 compile well."""
 # -Xptxas -v reports registers and spills; notes about wgmma and setmaxnreg (C75xx) come with or without it.
 OPTIONS: tuple[str, ...] = ("--std=c++17", "-default-device", "-Xptxas=-v")
 
@@ -97,7 +100,22 @@ def compile_cubin(
     if source_key in _installed:
         return _installed[source_key]
     entry, key = _cached(source, source_key, arch, flags, "cubin", cache_dir)
-    return make_cubin(source.name, entry.blobs["cubin"], source_key, key, arch, str(entry.meta["nvrtc"]), str(entry.meta["log"]))
+    build, log = str(entry.meta["nvrtc"]), str(entry.meta["log"])
+    cubin = make_cubin(source.name, entry.blobs["cubin"], source_key, key, arch, build, log)
+    if cubin.notes:
+        _say_slow_once(build)
+    return cubin
+
+
+@cache
+def _say_slow_once(build: str) -> None:
+    newer = ".".join(map(str, TOO_NEW))
+    diagnostic = Diagnostic(
+        "W613",
+        f"NVRTC {build} serialises the tensor instructions of a kernel, which runs right but far below its rate",
+        help=f'pip install "nvidia-cuda-nvrtc<{newer}"',
+    )
+    warnings.warn(diagnostic.render(), MaskcWarning, stacklevel=3)
 
 
 def make_cubin(name: str, image: bytes, source_key: str, key: str, arch: str, nvrtc: str, log: str) -> Cubin:

@@ -29,6 +29,13 @@ def test_doctor_survives_whatever_is_missing(capsys: pytest.CaptureFixture[str],
     assert [line.split()[0] for line in lines if "not usable" in line] == ["torch", "nvdisasm", "driver", "GPU", "backend"]
 
 
+def test_doctor_says_that_a_compiler_is_too_new(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc = pytest.importorskip("maskc.codegen.nvrtc")
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.5.37")
+    assert main(["doctor"]) == 0
+    assert '13.5.37, TOO NEW: some kernels come out slow (W613): pip install "nvidia-cuda-nvrtc<13.3"' in capsys.readouterr().out
+
+
 def test_doctor_shows_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "here"))
     monkeypatch.setenv("MASKC_CHECK", "1")

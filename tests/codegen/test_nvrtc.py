@@ -13,7 +13,7 @@ import pytest
 from maskc.codegen import disasm, nvrtc, render
 from maskc.codegen.nvrtc import Resources, compile_cubin, compile_ptx, parse_log
 from maskc.codegen.render import CudaSource
-from maskc.diagnostics import MaskcError
+from maskc.diagnostics import MaskcError, MaskcWarning
 
 SOURCE = CudaSource(
     "k.cu",
@@ -116,7 +116,7 @@ import sys
 sys.modules[{module!r}] = None
 from maskc.codegen.nvrtc import compile_cubin, missing
 from maskc.codegen.render import CudaSource
-from maskc.diagnostics import MaskcError
+from maskc.diagnostics import MaskcError, MaskcWarning
 assert missing() is not None
 try:
     compile_cubin(CudaSource("k.cu", ""))
@@ -218,3 +218,16 @@ def test_importing_codegen_loads_neither_torch_nor_the_bindings() -> None:
     code = "import sys, maskc.codegen.kernels; print(sorted({'torch', 'cuda', 'sympy', 'lark', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_compiler_that_serialises_is_named_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = "ptxas info : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: (b"", note))
+    nvrtc._say_slow_once.cache_clear()
+    source = CudaSource("slow.cu", "serialised")
+    with pytest.warns(MaskcWarning, match="W613") as caught:
+        cubins = [compile_cubin(source, cache_dir=tmp_path) for _ in range(2)]
+    assert all(c.notes for c in cubins)
+    assert len(caught) == 1
+    assert f"NVRTC {nvrtc.version()} serialises" in str(caught[0].message)
+    nvrtc._say_slow_once.cache_clear()
