@@ -341,7 +341,7 @@ def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, 
     def agreed(name: str, given: int | None) -> int:
         known = {size for m in masks if (size := getattr(m, name)) is not None} | ({given} - {None})
         if len(known) > 1:
-            raise error("M705", f"masks of one plan must agree on {name}, got {sorted(filter(None, known))}")
+            raise error("M705", f"masks of one plan must agree on {name}, got {sorted(n for n in known if n is not None)}")
         if not known:
             help = f"give {name}= to `bind` or to `plan`; in a JSON file of inputs it is the key {name}"
             raise error("M711", f"no mask says what {name} is", None, help)
