@@ -343,8 +343,8 @@ def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, 
         if len(known) > 1:
             raise error("M705", f"masks of one plan must agree on {name}, got {sorted(n for n in known if n is not None)}")
         if not known:
-            help = f"give {name}= to `bind` or to `plan`; in a JSON file of inputs it is the key {name}"
-            raise error("M711", f"no mask says what {name} is", None, help)
+            hint = f"give {name}= to `bind` or to `plan`; in a JSON file of inputs it is the key {name}"
+            raise error("M711", f"no mask says what {name} is", None, hint)
         (size,) = known
         assert size is not None
         return size
