@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
-from math import exp, log
 from typing import Any
 
 from benchmarks.charts import Interval, bars, lines, number, table, whiskers
 from benchmarks.masks import NAMES
-from benchmarks.records import standard
+from benchmarks.records import gmean, length, standard
 
 Data = dict[str, Any]
 Row = dict[str, Any]
@@ -26,15 +25,6 @@ def rows_of(data: Data, needed: Sequence[str], key: str = "rows") -> list[Row]:
     if not rows:
         raise NoData(f"no row with {', '.join(needed)}")
     return sorted(rows, key=lambda r: NAMES.index(r["mask"]) if r.get("mask") in NAMES else len(NAMES))
-
-
-def gmean(values: Iterable[float]) -> float:
-    logs = [log(v) for v in values]
-    return exp(sum(logs) / len(logs))
-
-
-def length(n: int) -> str:
-    return f"{n // 1024}K" if n % 1024 == 0 else str(n)
 
 
 # ---------------------------------------------------------------- kernels
