@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.__main__ import visible
 from tests.gpu.pool import Job, Outcome, Queue
 from tests.gpu.record import IMPOSSIBLE, Record, last_seconds
 
@@ -64,6 +65,18 @@ def test_what_a_job_started_ends_with_it(all_faults: dict[str, Any]) -> None:
     assert outcomes(all_faults)["hangs"]["ran"]
     names = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
     assert not [name for name in names if b"1000.25" in name]
+
+
+@pytest.mark.parametrize(
+    ("environment", "number", "named"), [(None, 1, "1"), ("3", 0, "3"), ("0,5", 1, "5"), ("GPU-a, GPU-b", 1, "GPU-b")]
+)
+def test_gpus_are_numbers_among_the_visible(
+    environment: str | None, number: int, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment)
+    assert visible(number) == named
 
 
 def test_long_jobs_first_then_a_worker_keeps_its_kind() -> None:
