@@ -83,5 +83,6 @@ The strategies "gated", "copy-then-attend" and "sm-copy" take keys out of the me
 torch's symmetric memory connects, or processes of one host for tensors on the CPU. The message says what is missing.
 `strategy="auto"` takes another way then, and says so once in the log ("maskc", level INFO).""",
     "M717": """An argument of maskc.plan is not what it must be.
-Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0, and switches are True or False.""",
+Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0 and goes with order balanced,
+and switches are True or False.""",
 }

@@ -36,7 +36,7 @@ def sample(seed: int) -> Case:
         form=r.choice(FORMS),
         causal=r.random() < 0.6,
         strategy=r.choice(STRATEGIES),
-        order=r.choice(["balanced", "balanced", "contiguous", "zigzag"]),
+        order="balanced" if "epsilon" in switches else r.choice(["balanced", "balanced", "contiguous", "zigzag"]),
         chunk=r.choice([None, 1, 3, 8]),
         heads=(4, heads_kv, r.choice([1, 1, 2, 4])),
         batch=(batch, r.choice([1, batch])),
