@@ -73,8 +73,9 @@ def _source(kind: Literal["segments", "spans"], pad: int | None, **forms: object
 def _integer(kind: str, pad: object) -> int:
     """Also of numpy and of a tensor with one element."""
     try:
-        if not isinstance(pad, bool):
-            return operator.index(pad)  # type: ignore[arg-type]
+        value = None if isinstance(pad, bool) else operator.index(pad)  # type: ignore[arg-type]
     except TypeError:
-        pass
-    raise MaskcTypeError(Diagnostic("M412", f"{kind}(ids=, pad={pad!r}): `pad` is one of the ids, an integer"))
+        value = None
+    if value is None or not -(2**63) <= value < 2**63:
+        raise MaskcTypeError(Diagnostic("M412", f"{kind}(ids=, pad={pad!r}): `pad` is one of the ids, an integer of 64 bits"))
+    return value

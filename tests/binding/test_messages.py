@@ -170,6 +170,7 @@ def test_messages(code: str, text: str, inputs: dict[str, Any], message: str) ->
         (lambda: segments(), "segments(...) takes exactly one form, found nothing"),
         (lambda: segments(ids=[0], pad="x"), "segments(ids=, pad='x'): `pad` is one of the ids, an integer"),
         (lambda: segments(ids=[0], pad=1.5), "segments(ids=, pad=1.5): `pad` is one of the ids, an integer"),
+        (lambda: segments(ids=[0], pad=2**63), "an integer of 64 bits"),
         (lambda: segments(lengths=[1], ids=[0]), "found lengths and ids"),
         (lambda: spans(lengths=[1], pad=0), "`pad` belongs to `ids`"),
     ],

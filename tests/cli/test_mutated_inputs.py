@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ JUNK: tuple[Any, ...] = (
     {},
     {"lengths": [1]},
 )
+FORMS: dict[str, Any] = {
+    "lengths": [7, 5, 4],
+    "cu_seqlens": [0, 7, 12, 16],
+    "ids": [0] * 7 + [1] * 5 + [2] * 4,
+    "positions": [*range(7), *range(5), *range(4)],
+    "eos": [i in (6, 11, 15) for i in range(16)],
+    "ranges": [[0, 7], [7, 12], [12, 16]],
+}
+WORDS = (*FORMS, "pad", "segments", "spans", "nq", "nk", "inputs", "prefix", "lenghts", "")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -42,24 +52,29 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def broken(rng: random.Random) -> str:
-    """The packed example with one to three parts replaced, removed or doubled, or its text cut."""
+    """The packed example with one to three parts replaced, renamed, removed or doubled, or its text cut."""
     data: Any = json.loads((EXAMPLES / "doc_prefix_16.json").read_text())
+    form = rng.choice(list(FORMS))
+    data["inputs"]["doc"]["segments"] = {form: FORMS[form], **({"pad": -1} if form == "ids" else {})}
+    data = json.loads(json.dumps(data))
     for _ in range(rng.randint(1, 3)):
         path = rng.choice(places(data))
         if not path:
-            data = rng.choice(([data, data], [data], data))
+            data = rng.choice(([data, deepcopy(data)], [data], data))
             continue
         *outer, last = path
         holder = data
         for key in outer:
             holder = holder[key]
-        match rng.randint(0, 3):
+        match rng.randint(0, 4):
             case 0:
                 del holder[last]
+            case 4 if isinstance(holder, dict):
+                holder[rng.choice(WORDS)] = holder.pop(last)
             case 1 if isinstance(holder, list):
-                holder.insert(last, holder[last])
+                holder.insert(last, deepcopy(holder[last]))
             case _:
-                holder[last] = rng.choice(JUNK)
+                holder[last] = deepcopy(rng.choice(JUNK))
     text = json.dumps(data)
     return text if rng.random() < 0.8 else text[: rng.randrange(len(text))] + rng.choice(("", "{", "\0", "é", "]"))
 
