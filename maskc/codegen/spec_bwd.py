@@ -9,7 +9,7 @@ Head counts, GQA ratios, lengths, strides and the dtype of the results are run-t
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from maskc.codegen.render import CudaSource, render
@@ -316,6 +316,7 @@ def _indexed(rows: tuple[tuple[str, int, int, str, str, str], ...], index: int) 
     return tuple(out)
 
 
+@cache
 def select_backward(form: MaskForm, head_dim: int, dtype: Dtype, *, deterministic: bool = False) -> BackwardSpec:
     """The shipped variant.
 

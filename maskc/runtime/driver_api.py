@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -145,34 +145,79 @@ def _attribute(which: Any, value: Any) -> Any:
     return attribute
 
 
+# These go to the driver without cuda-python, whose objects cost the host several times what the driver does: an overlapped
+# call has some hundred of them. The context of the device is the current one, as it is once torch has used the device.
+
+
 def copy(into: int, source: int, size: int, stream: int) -> None:
     """Enqueue a copy of `size` bytes between addresses of any kind on `stream`."""
-    driver = _driver()
-    _call(driver.cuMemcpyAsync, driver.CUdeviceptr(into), driver.CUdeviceptr(source), size, driver.CUstream(stream))
+    if status := _stream_calls().copy(into, source, size, stream):
+        raise _failed("cuMemcpyAsync", status)
 
 
 def copy_pieces(into: int, source: int, width: int, pieces: int, pitches: tuple[int, int], stream: int) -> None:
     """Enqueue a copy of `pieces` pieces of `width` bytes, `pitches` bytes apart at both ends, on `stream`."""
-    driver = _driver()
-    what = driver.CUDA_MEMCPY2D()
-    what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
-    what.dstDevice, what.srcDevice = driver.CUdeviceptr(into), driver.CUdeviceptr(source)
-    what.dstPitch, what.srcPitch = pitches
-    what.WidthInBytes, what.Height = width, pieces
-    _call(driver.cuMemcpy2DAsync, what, driver.CUstream(stream))
+    what = _Copy2D(srcMemoryType=_UNIFIED, dstMemoryType=_UNIFIED, srcDevice=source, dstDevice=into)
+    what.srcPitch, what.dstPitch, what.WidthInBytes, what.Height = pitches[1], pitches[0], width, pieces
+    if status := _stream_calls().copy_pieces(ctypes.byref(what), stream):
+        raise _failed("cuMemcpy2DAsync", status)
 
 
 def write_value(address: int, value: int, stream: int) -> None:
     """Write a 32-bit word at a device address once everything before it on `stream` is done."""
-    driver = _driver()
-    _call(driver.cuStreamWriteValue32, driver.CUstream(stream), driver.CUdeviceptr(address), value, 0)
+    if status := _stream_calls().write(stream, address, value, 0):
+        raise _failed("cuStreamWriteValue32", status)
 
 
 def wait_value(address: int, value: int, stream: int) -> None:
     """Hold `stream` until the 32-bit word at a device address is at least `value` (in cyclic order)."""
-    driver = _driver()
-    at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-    _call(driver.cuStreamWaitValue32, driver.CUstream(stream), driver.CUdeviceptr(address), value, int(at_least))
+    if status := _stream_calls().wait(stream, address, value, _AT_LEAST):
+        raise _failed("cuStreamWaitValue32", status)
+
+
+_UNIFIED, _AT_LEAST = 4, 0  # CU_MEMORYTYPE_UNIFIED, CU_STREAM_WAIT_VALUE_GEQ
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("srcXInBytes", "srcY")),
+        ("srcMemoryType", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("srcHost", "srcDevice", "srcArray")),
+        *((name, ctypes.c_size_t) for name in ("srcPitch", "dstXInBytes", "dstY")),
+        ("dstMemoryType", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("dstHost", "dstDevice", "dstArray")),
+        *((name, ctypes.c_size_t) for name in ("dstPitch", "WidthInBytes", "Height")),
+    ]
+
+
+class _StreamCalls(NamedTuple):
+    copy: Callable[..., int]
+    copy_pieces: Callable[..., int]
+    write: Callable[..., int]
+    wait: Callable[..., int]
+
+
+@cache
+def _stream_calls() -> _StreamCalls:
+    word, address, stream = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+    library = _libcuda()
+    made = []
+    for name, kinds in (
+        ("cuMemcpyAsync", (address, address, ctypes.c_size_t, stream)),
+        ("cuMemcpy2DAsync_v2", (ctypes.c_void_p, stream)),
+        ("cuStreamWriteValue32_v2", (stream, address, word, word)),
+        ("cuStreamWaitValue32_v2", (stream, address, word, word)),
+    ):
+        call = getattr(library, name)
+        call.argtypes = kinds
+        made.append(call)
+    return _StreamCalls(*made)
+
+
+def _failed(name: str, status: int) -> MaskcError:
+    return error("M605", f"{name} failed: CUDA error {status}", None, _EARLIER)
 
 
 # ---------------------------------------------------------------- tensor maps
@@ -327,8 +372,10 @@ def _call(function: Any, *args: object) -> Any:
     if status.name in _WRONG_IMAGE:
         why = f"this GPU or driver cannot run the kernel: {status.name}"
         raise error("M606", why, None, "kernels are built for sm_90a (H100, H200); `maskc doctor` shows the versions in use")
-    hint = "the error may come from a kernel launched before; CUDA_LAUNCH_BLOCKING=1 shows which"
-    raise error("M605", f"{function.__name__} failed: {status.name}", None, hint)
+    raise error("M605", f"{function.__name__} failed: {status.name}", None, _EARLIER)
+
+
+_EARLIER = "the error may come from a kernel launched before; CUDA_LAUNCH_BLOCKING=1 shows which"
 
 
 def _no_driver(reason: str) -> MaskcError:

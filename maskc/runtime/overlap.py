@@ -95,6 +95,8 @@ class Overlapped(KeyBuffer):
         super().__init__(plan, keys, shape, transport, queues, device, timeout, lasting, rate, groups)
         self.readers = tuple(readers)
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self.push_rows = getattr(transport, "push_rows", None)
+        self.one_engine = getattr(transport, "one_engine", False)
         self.sums = GradientSum(self.plan, keys, shape, transport, device)
         self._lent = lent_runs(self.plan, keys)
 
@@ -114,7 +116,7 @@ class Overlapped(KeyBuffer):
         variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
         self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
         turn = self.transport.begin(self.readers)
-        call = _Call(executor, k, v, settle=own is None)
+        call = _Call(executor, k, v, self._runs if own is None else own.lead)
         out, lse = self._enqueue(call_steps(self.plan, self.readers, turn, self.groups), turn, call, attend)
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil((lse,), self.words.failed.data_ptr())
@@ -168,8 +170,8 @@ class Overlapped(KeyBuffer):
         readers = self.readers if gather else None
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
-        call = _Call(executor, k, v, own is None, (dk, dv))
-        steps = backward_steps(self.plan, self.readers, turn, self.groups, gather, self.together)
+        call = _Call(executor, k, v, self._runs if own is None else own.lead, (dk, dv))
+        steps = backward_steps(self.plan, self.readers, turn, self.groups, gather, self.together, self.one_engine)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -269,8 +271,7 @@ class Overlapped(KeyBuffer):
                 if not self.offer(half, call.k, call.v, started):
                     queues.put(stream, *started)
             case Settle():
-                if call.settle:
-                    self.settle(call.k, call.v)
+                self.settle(call.k, call.v, call.settled)
             case Pull(piece, _, half, _):
                 if not by_kernel:
                     self.pull(piece, half)
@@ -307,6 +308,10 @@ class Overlapped(KeyBuffer):
         """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
         at, heads = self.plan.slot_of(piece), self._heads(piece)
         heads = slice(heads.start, heads.start + groups * (heads.stop - heads.start))
+        if self.push_rows is not None and made.dk.shape[0] == 1:
+            rows = slice(at.start, at.start + at.rows)
+            self.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
+            return
         start = at.start
         for chunk in at.chunks:
             rows = slice(start, start + self.layout.size_of(chunk))
@@ -325,9 +330,10 @@ class Overlapped(KeyBuffer):
             return False
         return _laid((k, v), readable, [(rows.start, rows) for rows in self._lent], OFFER_CTAS, started)
 
-    def settle(self, k: Tensor, v: Tensor) -> None:
-        """Own keys to the right end of the buffer."""
-        _laid((k, v), (self.keys, self.values), self._runs, hopper.multiprocessors(self.device) if k.is_cuda else 0)
+    def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
+        """Own keys to their places in the buffer; all that the rank sees, or some."""
+        runs = self._runs if runs is None else runs
+        _laid((k, v), (self.keys, self.values), runs, hopper.multiprocessors(self.device) if k.is_cuda else 0)
 
     # ---- places and tables
 
@@ -354,12 +360,12 @@ class Overlapped(KeyBuffer):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The tensors of a call that steps need. settle: own keys go to the buffer too, for the kernel reads them there."""
+    """The tensors of a call that steps need. settled: own keys that the kernel reads in the buffer."""
 
     executor: Executor
     k: Tensor
     v: Tensor
-    settle: bool
+    settled: Sequence[exchange.Run]
     grads: Pair | None = None
 
 

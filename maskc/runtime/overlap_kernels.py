@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
+from functools import cache, cached_property, partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from maskc.runtime.protocol import Word
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, head_major
 
+Spec = TypeVar("Spec", KernelSpec, BackwardSpec)
 TICK = 1024e-9
 """Seconds of one unit of the gate's clock."""
 SEND_OPERATIONS = 400
@@ -74,10 +75,14 @@ class Gradients(NamedTuple):
 
 
 class InPlace(NamedTuple):
-    """Own keys that a gated kernel reads where they are: K and V [B, rows, Hk, D] of the blocks from `block` on."""
+    """Own keys that a gated kernel reads where they are: K and V [B, rows, Hk, D] of the blocks from `block` on.
+
+    lead: (place in the buffer, rows of own keys) of those before, which lie in a block with keys of others.
+    """
 
     block: int
     pair: Pair
+    lead: tuple[tuple[int, slice], ...]
 
 
 NOWHERE = 1 << 30
@@ -156,7 +161,7 @@ class KeyBuffer:
             self.shape.heads // self.groups,
             own.block if own else NOWHERE,
         )
-        run = partial(hopper.forward_with, replace(spec, gated=True), local, q, keys, values, scale, schedule)
+        run = partial(hopper.forward_with, _gated(spec), local, q, keys, values, scale, schedule)
         return run(gate=gate, own=own.pair if own else None, leave=leave)
 
     def attend_backward(
@@ -194,17 +199,23 @@ class KeyBuffer:
         if not gated:
             return Gradients(*run(spec))
         gate = self._backward_gate(self._backward_tables(local, q, deterministic), there, own.block if own else NOWHERE)
-        return Gradients(*run(replace(spec, gated=True), gate=gate, own=own.pair if own else None, leave=leave))
+        return Gradients(*run(_gated(spec), gate=gate, own=own.pair if own else None, leave=leave))
 
     def in_place(self, k: Tensor, v: Tensor, block_kv: int) -> InPlace | None:
         """Own keys as kernels of such blocks can read them in k and v, which saves a copy of them; None where they cannot.
 
-        They can where the rank's rows see all of them, but for some at an end, and they begin with a block.
+        They can where the rank's rows see all of them, but for some at an end.
         """
-        if k.device.type != "cuda" or len(self._runs) != 1 or self._runs[0][0] % block_kv:
+        if k.device.type != "cuda" or len(self._runs) != 1:
             return None
         start, rows = self._runs[0]
-        return InPlace(start // block_kv, (hopper.addressable(k[:, rows]), hopper.addressable(v[:, rows])))
+        block = -(-start // block_kv)
+        first = rows.start + block * block_kv - start
+        if first >= rows.stop:
+            return None
+        lead = ((start, slice(rows.start, first)),) if first > rows.start else ()
+        own = slice(first, rows.stop)
+        return InPlace(block, (hopper.addressable(k[:, own]), hopper.addressable(v[:, own])), lead)
 
     # ---- places
 
@@ -254,7 +265,7 @@ class KeyBuffer:
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
         _supported(local, q, *self._buffer())
         heads = q.shape[2], q.shape[0], self.shape.heads, self.groups
-        on = self._arrivals(), hopper.multiprocessors(q.device), q.device
+        on = self._arrivals, hopper.multiprocessors(q.device), q.device
         return gate_tables(local, self.plan, _forward_spec(local, q), *heads, *on)
 
     def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
@@ -262,11 +273,13 @@ class KeyBuffer:
         spec, shape = _backward_spec(local, q, deterministic), self.shape
         split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
         units = Units(q.shape[0], q.shape[2], shape.heads, *split, self.groups)
-        on = self._arrivals(), hopper.multiprocessors(q.device), q.device
+        on = self._arrivals, hopper.multiprocessors(q.device), q.device
         return backward_tables(local, self.plan, spec, units, *on)
 
+    @cached_property
     def _arrivals(self) -> tuple[float, ...]:
-        row_bytes = self.shape.batch * self.shape.heads * (self.shape.dim_k + self.shape.dim_v) * self.shape.dtype.itemsize
+        shape = self.shape
+        row_bytes = shape.batch * shape.heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
         return expected_arrivals(self.plan, row_bytes, self.groups, self.rate, DEFAULT_MACHINE.latency)
 
     def _report(self) -> None:
@@ -319,6 +332,11 @@ def _forward_spec(local: BoundaryVectors, q: Tensor) -> KernelSpec:
 
 def _backward_spec(local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardSpec:
     return select_backward(hopper.mask_form(local), q.shape[3], hopper.DTYPES[q.dtype], deterministic=deterministic)
+
+
+@cache
+def _gated(spec: Spec) -> Spec:
+    return replace(spec, gated=True)
 
 
 @remembered

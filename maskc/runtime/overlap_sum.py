@@ -101,7 +101,7 @@ class GradientSum:
                 for b, h in product(range(self.shape.batch), range(heads)):
                     own = None if slot is None else ((b * heads + h) * self.plan.rows + slot.start) * dim
                     first = ((b * self.rows + rows.start) * heads + h) * dim
-                    parts = tuple(t.data_ptr() + (b * heads + h) * size * dim * t.element_size() for t in staged)
+                    parts = tuple(t.data_ptr() + (b * t.stride(0) + h * t.stride(1)) * t.element_size() for t in staged)
                     out.append(exchange.Addend(which, first, heads * dim, own, size, dim, parts))
         return out
 

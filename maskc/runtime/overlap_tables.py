@@ -16,6 +16,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
+from maskc.runtime.layout import Layout
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
     Heads,
@@ -27,7 +28,7 @@ from maskc.runtime.overlap_order import (
     planned_end,
     work_items,
 )
-from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.overlap_plan import OverlapPlan, joined
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
@@ -35,6 +36,8 @@ FEW = 16
 """Work items of a forward for each multiprocessor, below which it matters which come last."""
 PIECE_SECONDS, MOST_PIECES = 30e-6, 256
 """That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
+ENOUGH_PIECES = 32
+"""Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
 GRADIENT_BYTES = 2
 """Of an element that leaves (fp32) for each that came (16 bits)."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
@@ -202,7 +205,27 @@ def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float) ->
 
     row_bytes: of K alone.
     """
-    total = sum(s.rows for s in plan.pulls) * row_bytes
-    least = max(rate * PIECE_SECONDS, total / MOST_PIECES)
-    groups = max((g for g in range(1, heads + 1) if heads % g == 0 and total / g >= least), default=1)
+    least = _least_bytes(plan, row_bytes, rate)
+    groups = _possible_groups(plan, heads, row_bytes, least)[-1]
     return groups, round(least / row_bytes * groups)
+
+
+def choose_backward_pieces(plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
+    """The same for the backward, whose key tiles need no other piece: the fewest groups that give ENOUGH_PIECES.
+
+    Each piece costs the host and the streams two copies that come, two that leave, and their words.
+    """
+    least = _least_bytes(plan, row_bytes, rate)
+    possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least)]
+    enough = (c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= ENOUGH_PIECES)
+    return next(enough, possible[-1])
+
+
+def _least_bytes(plan: OverlapPlan, row_bytes: int, rate: float) -> float:
+    """Of K that a piece has at least."""
+    return max(rate * PIECE_SECONDS, sum(s.rows for s in plan.pulls) * row_bytes / MOST_PIECES)
+
+
+def _possible_groups(plan: OverlapPlan, heads: int, row_bytes: int, least: float) -> list[int]:
+    total = sum(s.rows for s in plan.pulls) * row_bytes
+    return [1, *(g for g in range(2, heads + 1) if heads % g == 0 and total / g >= least)]

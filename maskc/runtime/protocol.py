@@ -177,14 +177,21 @@ def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: in
 
 
 def backward_steps(
-    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, gather: bool = True, together: int = 1
+    plan: OverlapPlan,
+    readers: Sequence[int],
+    turn: Turn,
+    groups: int = 1,
+    gather: bool = True,
+    together: int = 1,
+    keys_first: bool = False,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
     The gradients of a piece leave once its last tile is done, in the order of pieces, on a stream of their own: waiting
     for one must not hold up the keys of the next call. gather: keys are copied again, else those of others are in the
     buffer; own ones may have been read in place.
-    together: groups of heads that leave in one copy, a divisor of `groups`.
+    together: groups of heads that leave in one copy, a divisor of `groups`. keys_first: nothing leaves before the last key
+    has come, which otherwise waits for its turn on the one copy engine there is.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     steps: list[Step] = list(_gather(plan, readers, turn, groups)) if gather else [("compute", Settle(epoch))]
@@ -193,6 +200,8 @@ def backward_steps(
     count = len(plan.slots)
     leaving = [p for p in foreign if p // count % together == 0]
     last = {plan.slot_of(piece).source: piece for piece in leaving}
+    if keys_first and gather and foreign:
+        steps.append(("send", Wait(Word("flag", rank, foreign[-1]), epoch)))
     for piece in leaving:
         owner = plan.slot_of(piece).source
         steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]

@@ -7,7 +7,7 @@ words of the pair are all that orders its use, whatever plans come after each ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from maskc.runtime.link import Link, Room, aligned
 from maskc.runtime.merge import accumulator
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import HALVES, Turn, Word
-from maskc.runtime.transport import KeyShape, Pair, copy
+from maskc.runtime.transport import Copy, KeyShape, Pair, copy
 
 
 class Symmetric:
@@ -28,12 +28,14 @@ class Symmetric:
     """
 
     joins = True
+    one_engine = True
 
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank
         self._lent = dict(plan.lends)
-        self._views: dict[tuple[int, ...], Pair] = {}
-        self._taken = {o: tuple(sorted(s.chunk for s in plan.pulls if s.source == o)) for o in plan.sources}
+        self._pulls: dict[tuple[int, ...], tuple[Copy, ...]] = {}
+        self._pushes: dict[tuple[int, ...], tuple[tuple[int, Copy], ...]] = {}
+        self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         return self.link.epochs.begin(readers, owners)
@@ -42,33 +44,76 @@ class Symmetric:
         return self.link.address(word)
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
-            copy(mine, theirs)
-            comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
+        rows = into[0].shape[1]
+        if into[0].device.type != "cuda":
+            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, rows), strict=True):
+                copy(mine, theirs)
+                comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
+            return
+        key = rank, half, chunk, heads.start, heads.stop, into[0].data_ptr()
+        copies = self._pulls.get(key)
+        if copies is None:
+            copies = tuple(map(Copy.of, into, self.readable(rank, half, chunk, heads, rows)))
+            self._pulls[key] = copies
+        stream = torch.cuda.current_stream(into[0].device).cuda_stream
+        for one in copies:
+            one.enqueue(stream)
+            comm.count_pulled("kv", rank, one.bytes)
 
     def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
-        key = rank, half, chunk, heads.start, heads.stop, rows
-        if (known := self._views.get(key)) is not None:
-            return known
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         k, v = (t[heads, start : start + rows] for t in self._half(rank, half))
-        self._views[key] = k, v
         return k, v
 
     def own(self, half: int) -> Pair | None:
         return self._half(self.rank, half) if self._lent else None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        for there, mine in zip(self._region(owner, self.rank, self._taken[owner], chunk), grads, strict=True):
+        for there, mine in zip(self._places(owner, chunk, heads, grads[0].shape[2]), grads, strict=True):
             for to, part in zip(there, mine, strict=True):
-                copy(to[heads], part)
+                copy(to, part)
             comm.count_sent("grad", owner, mine.numel() * mine.element_size())
 
+    def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
+        if grads[0].device.type != "cuda":
+            self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
+            return
+        key = owner, chunk, heads.start, heads.stop, rows.start, *grads[0].shape, *grads[1].shape
+        copies = self._pushes.get(key)
+        if copies is None:
+            copies = self._pushes[key] = tuple(self._copies(owner, chunk, heads, rows, grads))
+        bases = [t.data_ptr() for t in grads]
+        stream = torch.cuda.current_stream(grads[0].device).cuda_stream
+        for which, one in copies:
+            one.enqueue(stream, bases[which])
+            comm.count_sent("grad", owner, one.bytes)
+
     def staged(self, reader: int, chunk: int) -> Pair:
-        return self._region(self.rank, reader, self._lent[reader], chunk)
+        taken = self._lent[reader]
+        start = sum(self.keys.size_of(c) for c in taken if c < chunk)
+        dk, dv = (t[:, :, start : start + self.keys.size_of(chunk)] for t in self._region(self.rank, reader, taken))
+        return dk, dv
 
     def release(self, epoch: int) -> None:
         self.link.release(epoch)
+
+    def _copies(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Iterator[tuple[int, Copy]]:
+        """(of dK or dV, a copy whose source counts from its first element)."""
+        for which, (there, whole) in enumerate(
+            zip(self._places(owner, chunk, heads, rows.stop - rows.start), grads, strict=True)
+        ):
+            mine = whole[:, heads, rows]
+            even = heads == slice(0, self.shape.heads)  # the heads of all batch items lie evenly
+            for to, part in [(there.flatten(0, 1), mine.flatten(0, 1))] if even else zip(there, mine, strict=True):
+                made = Copy.of(to, part)
+                yield which, made._replace(source=made.source - whole.data_ptr())
+
+    def _places(self, owner: int, chunk: int, heads: slice, rows: int) -> Pair:
+        """Where heads of so many rows from a chunk on go."""
+        taken = self._taken[owner]
+        start = sum(self.keys.size_of(c) for c in taken if c < chunk)
+        dk, dv = (t[:, heads, start : start + rows] for t in self._region(owner, self.rank, taken))
+        return dk, dv
 
     def _half(self, rank: int, half: int) -> Pair:
         rows, shape = self.keys.local_length(rank), self.shape
@@ -79,13 +124,11 @@ class Symmetric:
         )
         return k, v
 
-    def _region(self, owner: int, reader: int, chunks: Sequence[int], chunk: int) -> Pair:
-        """(dK, dV) of a chunk among those that the pair shares, in their order."""
+    def _region(self, owner: int, reader: int, chunks: Sequence[int]) -> Pair:
+        """(dK, dV) [B, Hk, rows, D] of all chunks that the pair shares, in their order."""
         shape, acc = self.shape, accumulator(self.shape.dtype)
-        rows = self.keys.size_of(chunk)
-        before = sum(self.keys.size_of(c) for c in chunks if c < chunk)
+        rows = sum(self.keys.size_of(c) for c in chunks)
         at = HALVES * self.link.room.half + reader * self.link.room.region
-        at += _bytes(before, shape, shape.dim_k, acc) + _bytes(before, shape, shape.dim_v, acc)
         dk, dv = (
             _cut(self.link.memory[owner], at + where, (shape.batch, shape.heads, rows, d), acc)
             for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, acc), shape.dim_v))

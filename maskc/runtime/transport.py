@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, assert_never
+from typing import Any, NamedTuple, Protocol, assert_never
 
 import torch
 from torch import Tensor
@@ -62,6 +62,39 @@ class KeyShape:
         return k, v
 
 
+class Copy(NamedTuple):
+    """One operation of a copy engine: `pieces` pieces of `width` bytes each, which lie `pitches` apart (into, source)."""
+
+    into: int
+    source: int
+    width: int
+    pieces: int
+    pitches: tuple[int, int]
+
+    @classmethod
+    def of(cls, into: Tensor, source: Tensor) -> Copy:
+        """Of pieces of memory [pieces, ...]. Raises ValueError where one operation cannot do it."""
+        plain = into.shape == source.shape and into.dtype == source.dtype and into.numel() > 0
+        if not (plain and into[0].is_contiguous() and source[0].is_contiguous()):
+            raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
+        width, pieces = into[0].numel() * into.element_size(), into.shape[0]
+        pitches = [t.stride(0) * t.element_size() if pieces > 1 else width for t in (into, source)]
+        if pitches == [width, width]:
+            width, pieces = width * pieces, 1
+        return cls(into.data_ptr(), source.data_ptr(), width, pieces, (pitches[0], pitches[1]))
+
+    @property
+    def bytes(self) -> int:
+        return self.width * self.pieces
+
+    def enqueue(self, stream: int, ahead: int = 0) -> None:
+        """On a stream, by its handle; the source lies `ahead` bytes further on."""
+        if self.pieces == 1:
+            driver_api.copy(self.into, self.source + ahead, self.width, stream)
+        else:
+            driver_api.copy_pieces(self.into, self.source + ahead, self.width, self.pieces, self.pitches, stream)
+
+
 def copy(into: Tensor, source: Tensor) -> None:
     """Enqueue a copy of pieces of memory [pieces, ...] on torch's current stream.
 
@@ -70,17 +103,8 @@ def copy(into: Tensor, source: Tensor) -> None:
     if into.device.type != "cuda" and source.device.type != "cuda":
         into.copy_(source)
         return
-    plain = into.shape == source.shape and into.dtype == source.dtype and into.numel() > 0
-    if not (plain and into[0].is_contiguous() and source[0].is_contiguous()):
-        raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
     device = into.device if into.device.type == "cuda" else source.device
-    width, pieces = into[0].numel() * into.element_size(), into.shape[0]
-    pitches = [t.stride(0) * t.element_size() if pieces > 1 else width for t in (into, source)]
-    stream = torch.cuda.current_stream(device).cuda_stream
-    if pitches == [width, width]:
-        driver_api.copy(into.data_ptr(), source.data_ptr(), width * pieces, stream)
-    else:
-        driver_api.copy_pieces(into.data_ptr(), source.data_ptr(), width, pieces, (pitches[0], pitches[1]), stream)
+    Copy.of(into, source).enqueue(torch.cuda.current_stream(device).cuda_stream)
 
 
 # ---------------------------------------------------------------- queues
@@ -197,10 +221,14 @@ def write_word(address: int, value: int) -> None:
 class Transport(Protocol):
     """How a rank reaches the others.
 
-    joins: whether `pull` and `readable` take more rows than those of `chunk`: of chunks behind it in its rank's keys, too.
+    joins: whether `pull`, `readable` and `push_rows` take more rows than those of `chunk`: of chunks behind it in its rank's
+    keys, too.
+    one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys
+    have come, for which the kernel waits.
     """
 
     joins: bool
+    one_engine: bool
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         """Count a call, see `Epochs.begin`."""
@@ -223,8 +251,11 @@ class Transport(Protocol):
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         """Enqueue on torch's current stream: this rank's gradients of heads of a chunk to the staging of its owner."""
 
+    def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
+        """The same for rows of whole gradients [B, Hk, rows of the key buffer, D], of one shape in every call."""
+
     def staged(self, reader: int, chunk: int) -> Pair:
-        """Staging of what another rank has of the gradients of an own chunk: contiguous, on this GPU."""
+        """Staging of what another rank has of the gradients of an own chunk: rows of a head contiguous, on this GPU."""
 
     def release(self, epoch: int) -> None:
         """From the host, while streams hang: end every wait for a word of up to this epoch on this rank."""
@@ -239,6 +270,7 @@ class Loopback:
     """
 
     joins = True
+    one_engine = False
 
     def __init__(
         self,
@@ -293,6 +325,10 @@ class Loopback:
             for to, part in zip(there, mine, strict=True):
                 self._copy(to[heads], part)
 
+    def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
+        for c, part in self._chunks(owner, chunk, rows):
+            self.push(owner, c, heads, (grads[0][:, heads, part], grads[1][:, heads, part]))
+
     def staged(self, reader: int, chunk: int) -> Pair:
         """In host memory, which kernels read as it is."""
         if (reader, chunk) not in self._staged:
@@ -304,6 +340,14 @@ class Loopback:
             for kind, mine in _LOOPED:
                 if mine:
                     write_word(self.address(Word(kind, self.rank, peer)), epoch)
+
+    def _chunks(self, owner: int, first: int, rows: slice) -> Iterator[tuple[int, slice]]:
+        """Chunks from `first` on that these rows belong to, and the rows of each."""
+        at = rows.start
+        for c in self.keys.chunks_of(owner):
+            if c >= first and at < rows.stop:
+                yield c, slice(at, at + self.keys.size_of(c))
+                at += self.keys.size_of(c)
 
     def _copy(self, into: Tensor, source: Tensor) -> None:
         for _ in range(self.slowness):

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items, planned_end
-from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.overlap_plan import joined, overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
-from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
+from maskc.runtime.overlap_tables import (
+    ENOUGH_PIECES,
+    Units,
+    backward_tables,
+    choose_backward_pieces,
+    choose_pieces,
+    expected_arrivals,
+)
 from maskc.runtime.plan import plan
 from maskc.runtime.transport import KeyShape, Loopback
 from tests.dist.cases import FORMS, Case, vectors
@@ -92,6 +100,26 @@ def test_the_planned_end_by_hand() -> None:
         items = np.array(order, dtype=np.uint32)
         assert planned_end(items, latest, load, first, 1, [0.0, 3.0], [0.0, 4.0], 0.5, 2) == end
     assert planned_end(np.array([1, 0], dtype=np.uint32), latest, load, first, 1, [0.0, 0.0], [0.0, 0.0], 1.0, 1) == 8.0
+
+
+@given(st.integers(0, 100), st.sampled_from([1, 6, 32]), st.sampled_from([8, 64, 512]), st.floats(1e8, 1e12))
+def test_the_backward_takes_the_fewest_groups_that_give_enough_pieces(seed: int, heads: int, chunk: int, rate: float) -> None:
+    v = vectors(Case(2, 2048, seed, "lts"))
+    p = plan(v, world_size=2, chunk=chunk)
+    o, row_bytes = overlap_plan(p, 0), heads * 256
+    most, _ = choose_pieces(o, heads, row_bytes, rate)
+    groups, rows = choose_backward_pieces(o, p.keys, heads, row_bytes, rate)
+    least = overlap_tables._least_bytes(o, row_bytes, rate)
+    assert rows == round(least / row_bytes * groups)
+
+    def pieces(count: int) -> int:
+        return count * len(joined(o, p.keys, round(least / row_bytes * count)).pulls)
+
+    assert heads % groups == 0
+    assert groups <= most, "pieces are no smaller than those of the forward"
+    assert groups == most or pieces(groups) >= ENOUGH_PIECES
+    fewer = [g for g in range(1, groups) if heads % g == 0]
+    assert all(pieces(g) < ENOUGH_PIECES for g in fewer)
 
 
 def test_limits_of_an_item() -> None:

@@ -365,7 +365,7 @@ def test_a_gated_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, body, shared = seen[-1]
     assert str(kernel).endswith("-gated")
     assert shared == spec.shared_bytes
-    assert body.items == len(tables.items) == 4 * -(-local.nq // 128)
+    assert body.items == len(tables.items) == 4 * -(-local.nq // spec.block_q)
     assert len(tables.blocks) == body.mask.kv_blocks
     assert (body.gate.flags, body.gate.failed, body.gate.timeout, body.gate.epoch, body.gate.own) == (16, 32, 9, 5, o.own)
     assert body.gate.items == tables.items.data_ptr()

@@ -51,8 +51,8 @@ CASES = {
 QUEUES = pytest.mark.parametrize("one_queue", [False, True], ids=["many queues", "one queue"])
 
 
-CALLS = {"forward": "fff", "backward": "bbb", "training": "fb", "with kept keys": "fkfk"}
-"""f: forward, b: backward, k: backward over the keys of the call before."""
+CALLS = {"forward": "fff", "backward": "bbb", "training": "fb", "with kept keys": "fkfk", "one engine": "oo"}
+"""f: forward, b: backward, o: with one copy engine, k: backward over the keys of the call before."""
 
 
 def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int) -> Program:
@@ -67,8 +67,9 @@ def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int) ->
             case "r":
                 steps += regrouped(call_steps(p, readers, epochs.begin(readers), groups))
             case _:
-                gather = call == "b"
-                steps += backward_steps(p, readers, epochs.begin(readers if gather else None, owners), groups, gather)
+                gather = call in "bo"
+                turn = epochs.begin(readers if gather else None, owners)
+                steps += backward_steps(p, readers, turn, groups, gather, keys_first=call == "o")
     return steps
 
 

@@ -103,6 +103,23 @@ def test_stream_values(stub_library: Path, tmp_path: Path) -> None:
     assert got[1:] == ["write 7 at 64", "wait 7 at 64 flags 0", "(13, 0)"]
 
 
+def test_copies_name_both_ends(stub_library: Path, tmp_path: Path) -> None:
+    program = """
+d.copy(64, 128, 32, 5)
+d.copy_pieces(into=4096, source=8192, width=256, pieces=3, pitches=(512, 1024), stream=5)
+try:
+    d.copy(64, 128, 32, 0)
+except MaskcError as e:
+    print(e.code, "cuMemcpyAsync failed: CUDA error 1" in str(e))
+"""
+    assert calls(stub_library, tmp_path, program)[1:] == [
+        "copy 32 from 128 to 64 stream 5",
+        "copy 3 x 256 from 8192 by 1024 to 4096 by 512 kinds 4 4 stream 5 rest 0",
+        "copy 32 from 128 to 64 stream 0",
+        "M605 True",
+    ]
+
+
 def test_driver_errors_have_codes(stub_library: Path, tmp_path: Path) -> None:
     got = calls(
         stub_library,

@@ -51,7 +51,7 @@ def extents(keys: Layout, made: list[OverlapPlan], ranks: list[Symmetric]) -> It
             yield from map(extent, mine.own(half) or ())
         for reader, chunks in p.lends:
             for chunk in chunks:
-                yield from map(extent, mine.staged(reader, chunk))
+                yield from (extent(rows) for t in mine.staged(reader, chunk) for rows in t.flatten(0, 1))
 
 
 @given(plans())
