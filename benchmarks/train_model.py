@@ -87,19 +87,34 @@ class Experts(nn.Module):
         tokens = x.flatten(0, -2)
         scores, chosen = self.router(tokens).topk(self.active, -1)
         experts, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(experts, torch.arange(len(self.up), device=x.device), right=True).int()
         rows = order // self.active
-        gate, value = grouped(tokens[rows], self.up, ends).chunk(2, -1)
-        weighted = grouped(F.silu(gate) * value, self.down, ends) * scores.softmax(-1).flatten()[order, None]
-        return torch.zeros_like(tokens).index_add(0, rows, weighted).view_as(x)
+        place, ends = padded(experts, len(self.up))
+        dealt = tokens.new_zeros(len(rows) + ALIGN * len(self.up), tokens.shape[1]).index_copy(0, place, tokens[rows])
+        gate, value = grouped(dealt, self.up, ends).chunk(2, -1)
+        out = grouped(F.silu(gate) * value, self.down, ends)[place] * scores.softmax(-1).flatten()[order, None]
+        return torch.zeros_like(tokens).index_add(0, rows, out).view_as(x)
+
+
+ALIGN = 16
+"""Rows of a group of `grouped` come in multiples of this."""
+
+
+def padded(groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where the rows of ascending groups stand when each of `count` groups is filled up to `ALIGN`, and where groups then end."""
+    ends = torch.searchsorted(groups, torch.arange(count, device=groups.device), right=True)
+    sizes = ends.diff(prepend=ends.new_zeros(1))
+    filled = ((sizes + ALIGN - 1) // ALIGN * ALIGN).cumsum(0)
+    moved = filled.roll(1).index_fill(0, filled.new_zeros(1), 0) - (ends - sizes)
+    return torch.arange(len(groups), device=groups.device) + moved[groups], filled.int()
 
 
 def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Rows of x times the matrix of their group: rows up to ends[0] times weights[0] and so on."""
+    """Rows of x times the matrix of their group: up to ends[0] times weights[0] and so on. Rows after the last: anything."""
     if x.device.type == "cuda":
         return F.grouped_mm(x, weights, offs=ends)
-    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-    return torch.cat([part @ weight for part, weight in zip(x.split(sizes), weights, strict=True)])
+    sizes = [*ends.diff(prepend=ends.new_zeros(1)).tolist(), len(x) - int(ends[-1])]
+    *parts, rest = x.split(sizes)
+    return torch.cat([*(part @ weight for part, weight in zip(parts, weights, strict=True)), rest @ weights[0]])
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ import torch
 
 import maskc
 from benchmarks import train, train_ablation, train_gpus, train_link, train_steps
-from benchmarks.train_model import Experts, Shape, grouped
+from benchmarks.train_model import Experts, Shape, grouped, padded
 from maskc.runtime.overlap import Gradients
 from maskc.runtime.transport import KeyShape, head_major
 
@@ -250,14 +250,16 @@ def test_experts_are_a_weighted_sum_token_by_token() -> None:
         torch.testing.assert_close(out, want)
 
 
-def test_groups_without_rows() -> None:
-    x, weights = torch.randn(5, 8), torch.randn(4, 8, 16)
-    got = grouped(x, weights, torch.tensor([2, 2, 5, 5], dtype=torch.int32))
-    torch.testing.assert_close(got, torch.cat([x[:2] @ weights[0], x[2:] @ weights[2]]))
+def test_groups_are_filled_up() -> None:
+    place, ends = padded(torch.tensor([0] * 3 + [2] * 17), 4)
+    assert place.tolist() == [0, 1, 2, *range(16, 33)]
+    assert ends.tolist() == [16, 16, 48, 48]
+    x, weights = torch.randn(50, 8), torch.randn(4, 8, 16)
+    got = grouped(x, weights, ends)[:48]
+    torch.testing.assert_close(got, torch.cat([x[:16] @ weights[0], x[16:48] @ weights[2]]))
     if not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip("torch 2.9 has none to compare with")
-    fused = torch.nn.functional.grouped_mm(x, weights, offs=torch.tensor([2, 2, 5, 5], dtype=torch.int32))
-    torch.testing.assert_close(fused, got)
+    torch.testing.assert_close(torch.nn.functional.grouped_mm(x, weights, offs=ends)[:48], got)
 
 
 def test_ranks_learn_what_one_process_learns(tmp_path: Path) -> None:
