@@ -15,10 +15,14 @@ def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtyp
     headroom = 8 if dtype == "bf16" else 4  # what float16 has no bits for would be lost
     if head_dim == 256:  # what fits shared memory
         return KernelSpec(head_dim, dtype, out_dtype, form, block_kv=64, q_slots=1, headroom_log2=headroom)
-    if head_dim == 64 and not form.blocks:  # block tables come in blocks of 128 rows, which 192 does not divide
+    if form.blocks:  # block tables come in blocks of 128 rows, which 192 does not divide
+        return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64, chain=True, headroom_log2=headroom)
+    if head_dim == 64:
         return KernelSpec(head_dim, dtype, out_dtype, form, block_q=192, warp_groups=3, headroom_log2=headroom)
-    has_data = form.closed is None
-    return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64, chain=has_data, headroom_log2=headroom)
+    return KernelSpec(
+        head_dim, dtype, out_dtype, form, block_q=192, block_kv=64, warp_groups=3, k_slots=3, v_slots=3,
+        ping_pong=False, headroom_log2=headroom,
+    )  # fmt: skip
 
 
 def schedule_spec(form: MaskForm, head_dim: int) -> KernelSpec:

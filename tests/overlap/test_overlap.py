@@ -382,5 +382,5 @@ def test_gate_tables_pack_slots_and_items() -> None:
     spec = forward_spec(MaskForm(ute=True), 128, "bf16")
     tables = gate_tables(local, o, spec, 2, 1, 2, 1, expected_arrivals(o, 1024, 1, 1e9, 1e-6), 132, CPU)
     blocks = tables.blocks.numpy().view(np.uint32)
-    assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(128).tolist()]
-    assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks of 128"
+    assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(spec.block_kv).tolist()]
+    assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks"
