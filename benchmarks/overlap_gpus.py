@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ from torch import Tensor
 import maskc
 from benchmarks.digest import digest
 from benchmarks.masks import mask_case
+from benchmarks.overlap_bars import as_rows, bars
 from benchmarks.overlap_ways import (
     HEAD_DIM,
     ON_GPUS,
@@ -69,11 +71,16 @@ from maskc.runtime.plan import plan as make_plan
 
 MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
 WAYS = ("gated", "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
-HEAD_START = 6_000_000
-"""Cycles that a GPU waits after the barrier while its host enqueues."""
+EVERYWHERE = ("gated", "ring", "dual-chunk gather")
+"""Ways of every cell; the others are measured in the first FULL cells alone."""
+FULL = 10
+CYCLES = 2_000_000
+"""Of a millisecond that a GPU waits after the barrier while its host enqueues."""
+LONGEST = 8.0
+"""Of that wait, ms."""
 BUDGET = 0.12
 """Seconds of a way in a cell, which the number of rounds follows."""
-FEWEST, MOST = 4, 15
+FEWEST, MOST = 3, 15
 
 
 def cells(world: int) -> Iterator[Cell]:
@@ -92,12 +99,14 @@ def cells(world: int) -> Iterator[Cell]:
 
 
 class Clock:
-    """Times of all ranks. Without a GPU, of the host, for a rehearsal."""
+    """Times of all ranks. Without a GPU, of the host, for a rehearsal. ahead: ms that GPUs wait, so that hosts are ahead."""
 
-    def __init__(self, peer: Peer, device: torch.device) -> None:
+    def __init__(self, peer: Peer, device: torch.device, ahead: float = 3.0) -> None:
         self.peer, self.device = peer, device
         self.token = torch.zeros(1, device=device)
+        self.cycles = int(ahead * CYCLES)
         self.marks: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+        self.host: dict[tuple[str, str], list[float]] = {}
 
     def time(self, name: str, direction: str, run: Callable[[], Any]) -> Any:
         dist.all_reduce(self.token, group=self.peer.group)
@@ -106,10 +115,12 @@ class Clock:
             result = run()
             self.marks.setdefault((name, direction), []).append((started, time.perf_counter()))
             return result
-        torch.cuda._sleep(HEAD_START)
+        torch.cuda._sleep(self.cycles)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
+        began = time.perf_counter()
         result = run()
+        self.host.setdefault((name, direction), []).append(1e3 * (time.perf_counter() - began))
         end.record()
         self.marks.setdefault((name, direction), []).append((start, end))
         return result
@@ -129,7 +140,7 @@ class Clock:
         return found
 
 
-def measure(rank: Rank, ways: list[str], seconds: float) -> list[dict[str, Any]]:
+def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, Any]]:
     """The rows of one cell."""
     balanced, zigzag = rank.plan("balanced"), rank.plan("zigzag")
     everything = rank.plan("zigzag", prune=False)
@@ -140,24 +151,23 @@ def measure(rank: Rank, ways: list[str], seconds: float) -> list[dict[str, Any]]
         "torch context parallel": partial(torch_context_parallel, rank),
     }
     runs: dict[str, Run] = {}
+    results: dict[str, Result] = {}
     reasons: dict[str, str] = {}
-    for name in ways:
-        made, reason = attempt(rank, makers[name])
-        if made is None:
-            reasons[name] = reason
-        else:
-            runs[name] = made
+    for name in ways:  # everything is compiled, and tables are made
+        runs[name], results[name], reasons[name] = attempt(rank, makers[name])  # type: ignore[assignment]
+    runs, results = ({name: x for name, x in found.items() if x is not None} for found in (runs, results))
     if "gated" in runs:
         runs["attention"], runs["communication"] = alone(rank, balanced)
     if "dual-chunk gather" in runs:
         runs["dual-chunk attention"] = gathered(rank, zigzag, exchange=False)
-    clock = Clock(rank.peer, rank.device)
-    results = {name: run.forward() for name, run in runs.items()}
-    for name, run in runs.items():  # everything compiled, and tables made
-        run.backward(*results["attention" if name == "communication" else name])
+    for name in ("attention", "communication", "dual-chunk attention"):
+        if name in runs:
+            got = runs[name].forward()
+            results[name] = results["attention"] if name == "communication" else got
+            runs[name].backward(*results[name])
     same = agreement(rank, results)
-    rounds = how_many(rank, runs, seconds)
-    rng = random.Random(0)
+    rounds, ahead = pace(rank, runs, results, seconds)
+    clock, rng = Clock(rank.peer, rank.device, ahead), random.Random(0)
     for _ in range(rounds):
         for name in rng.sample(list(runs), len(runs)):
             got = clock.time(name, "forward", runs[name].forward)
@@ -170,50 +180,69 @@ def measure(rank: Rank, ways: list[str], seconds: float) -> list[dict[str, Any]]
         "dual-chunk gather": (everything, "all-gather"),
         "torch context parallel": (everything, "all-gather"),
     }
-    rows = [row(rank, name, *traffic[name], times, rounds) for name in ways if name in runs]
+    rows = [{**row(rank, name, *traffic[name], times, rounds), **host(clock, name)} for name in ways if name in runs]
     rows = [{**r, **same} if r["way"] == "gated" else r for r in rows]
-    return rows + [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items()]
+    return rows + [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items() if why]
 
 
-def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[Run | None, str]:
-    """A way, where it runs forward and backward on every rank, else why not."""
-    made, reason = None, ""
+Result = tuple[Tensor, Tensor]
+
+
+def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[Run | None, Result | None, str]:
+    """A way and its (out, lse), where it runs forward and backward on every rank, else why not."""
+    made, result, reason = None, None, ""
     try:
         made = make()
-        made.backward(*made.forward())
+        result = made.forward()
+        made.backward(*result)
         if ON_GPUS:
             torch.cuda.synchronize()
     except Exception as e:
         reason = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:200]
     failed = torch.tensor([float(bool(reason))], device=rank.device)
     dist.all_reduce(failed, group=rank.peer.group)
-    return (None, reason or "another rank failed") if failed.item() else (made, "")
+    return (None, None, reason or "another rank failed") if failed.item() else (made, result, "")
 
 
-def agreement(rank: Rank, results: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """On all ranks: the bits of copying first, and the greatest difference from what NCCL brought."""
-    if "gated" not in results:
-        return {}
-    out = results["gated"][0].float()
-    same = torch.equal(results["copy-then-attend"][0].float(), out) if "copy-then-attend" in results else True
-    off = (results["all-gather"][0].float() - out).abs().max().item() if "all-gather" in results else 0.0
-    found = torch.tensor([float(not same), off], device=rank.device)
+def agreement(rank: Rank, results: dict[str, Result]) -> dict[str, Any]:
+    """On all ranks: the bits of copying first, and the greatest difference from what NCCL brought; None where not measured."""
+    others = [results.get(name) for name in ("copy-then-attend", "all-gather")]
+    if "gated" not in results or None in others:
+        return {"same_bits": None, "off_all_gather": None}
+    out, copied, sent = (result[0].float() for result in (results["gated"], *others) if result is not None)
+    found = torch.stack([(copied != out).any().float(), (sent - out).abs().max()])
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=rank.peer.group)
     differ, most = found.tolist()
     return {"same_bits": not differ, "off_all_gather": most}
 
 
-def how_many(rank: Rank, runs: dict[str, Run], seconds: float) -> int:
-    """Rounds, the same on all ranks: so many that a way takes about BUDGET, and all of them the time that is left."""
-    started = time.monotonic()
-    some = next(iter(runs.values()))
-    some.backward(*some.forward())
-    if ON_GPUS:
-        torch.cuda.synchronize()
-    one = time.monotonic() - started + 0.004
-    wanted = torch.tensor([min(BUDGET / one, seconds / one / len(runs))], device=rank.device)
-    dist.all_reduce(wanted, op=dist.ReduceOp.MIN, group=rank.peer.group)
-    return max(FEWEST, min(MOST, int(wanted.item())))
+def pace(rank: Rank, runs: dict[str, Run], results: dict[str, Result], seconds: float) -> tuple[int, float]:
+    """(rounds, ms that GPUs wait for their hosts), the same on all ranks.
+
+    So many rounds that a way takes about BUDGET, and all of them the time that is left.
+    """
+    longest, whole = 0.0, 0.0
+    for name, run in runs.items():
+        for call in (run.forward, partial(run.backward, *results["attention" if name == "communication" else name])):
+            started = time.monotonic()
+            call()
+            longest = max(longest, time.monotonic() - started)
+            if ON_GPUS:
+                torch.cuda.synchronize()
+            whole += time.monotonic() - started
+    found = torch.tensor([longest, whole], device=rank.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=rank.peer.group)
+    longest, whole = found.tolist()
+    ahead = min(LONGEST, 1.0 + 1.3e3 * longest)
+    one = whole + 2e-3 * ahead * len(runs)
+    left = torch.tensor([seconds], device=rank.device)
+    dist.all_reduce(left, op=dist.ReduceOp.MIN, group=rank.peer.group)
+    return max(FEWEST, min(MOST, int(min(BUDGET * len(runs), left.item()) / one))), ahead
+
+
+def host(clock: Clock, way: str) -> dict[str, float]:
+    """Milliseconds that enqueueing takes the host of this rank."""
+    return {f"host_{d}_ms": statistics.median(clock.host[way, d]) for d in ("forward", "backward") if (way, d) in clock.host}
 
 
 Times = dict[tuple[str, str], tuple[float, float]]
@@ -294,8 +323,9 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
     rows: list[dict[str, Any]] = []
     if rank == 0:
         _measured_with()
-    ways = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
-    for cell in [replace(c, rows=c.rows // args.shrink) for c in cells(world) if args.match in str(c)]:
+    everywhere = [w for w in EVERYWHERE if args.way in w]
+    every = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
+    for number, cell in enumerate(replace(c, rows=c.rows // args.shrink) for c in cells(world) if args.match in str(c)):
         left = torch.tensor([deadline - time.time()], device=device)
         dist.all_reduce(left, op=dist.ReduceOp.MIN)
         if left.item() < 3:
@@ -303,11 +333,12 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
         spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
         started = time.monotonic()
-        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() / 4)
+        found = measure(Rank(peer, device, cell, case, spec), every if number < FULL else everywhere, left.item() / 4)
         rows += found
         if rank == 0:
             write(args.out, world, rows)
             print(f"{cell}: {line(found)}  ({time.monotonic() - started:.1f} s)", flush=True)
+            print(*(f"    {bar}" for bar in bars(found) if bar.holds is not True), sep="\n", flush=True)
         if ON_GPUS:
             torch.cuda.empty_cache()
     os._exit(0)  # peers' memory is mapped here: nothing is closed in any order
@@ -320,7 +351,9 @@ def line(found: list[dict[str, Any]]) -> str:
     if ours is None:
         return steps + " ms"
     e = " / ".join("none" if ours[f"e_{d}"] is None else f"{ours[f'e_{d}']:.3f}" for d in ("forward", "backward"))
-    return f"{steps} ms  E {e}  same bits {ours['same_bits']}, off {ours['off_all_gather']:.1e}"
+    off = "" if ours["off_all_gather"] is None else f"  same bits {ours['same_bits']}, off {ours['off_all_gather']:.1e}"
+    us = " / ".join(f"{1e3 * ours.get(f'host_{d}_ms', 0):.0f}" for d in ("forward", "backward"))
+    return f"{steps} ms  E {e}{off}  host {us} us"
 
 
 def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
@@ -329,6 +362,7 @@ def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
     old = json.loads(out.read_text()) if out.exists() else {}
     kept = old if old.get("digest") == sources else {}
     fresh = {_name(r) for r in rows}
+    everything = [r for r in kept.get("rows", []) if _name(r) not in fresh] + rows
     record = {
         "device": torch.cuda.get_device_name() if ON_GPUS else "host",
         "driver": driver,
@@ -336,7 +370,8 @@ def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
         "torch": torch.__version__,
         "gpus": world,
         "digest": sources,
-        "rows": [r for r in kept.get("rows", []) if _name(r) not in fresh] + rows,
+        "rows": everything,
+        "bars": as_rows(everything),
         **({"nodes": kept["nodes"]} if "nodes" in kept else {}),
     }
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +67,7 @@ class Rank:
     cell: Cell
     case: MaskCase
     spec: BoundMask
+    made: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -78,7 +79,12 @@ class Rank:
         return make_plan(self.spec, world_size=self.peer.world, order=order, prune=prune, chunk=chunk, **sizes)  # type: ignore[arg-type]
 
     def tensors(self, p: AttentionPlan) -> list[Tensor]:
-        """q, k, v and the gradient of out."""
+        """q, k, v and the gradient of out, the same for all ways that use a plan: memory grows slowly."""
+        if p.digest not in self.made:
+            self.made[p.digest] = self._tensors(p)
+        return self.made[p.digest]
+
+    def _tensors(self, p: AttentionPlan) -> list[Tensor]:
         g = torch.Generator(self.device).manual_seed(self.peer.rank)
         rows, keys = (axis.local_length(self.peer.rank) for axis in (p.rows, p.keys))
         heads, heads_kv = self.cell.heads, self.cell.heads_kv

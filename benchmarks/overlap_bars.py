@@ -1,0 +1,84 @@
+"""What was to be reached between GPUs, cell by cell, from the rows of `benchmarks.overlap_gpus`.
+
+"what two losses allow": a dual-chunk assignment loses its peak over average load, and a plain gather what it exposes; the
+step without both is the mean attention of the ranks, so their product is its whole step over that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+DIRECTIONS = ("forward", "backward")
+HIDDEN = {"forward": 0.90, "backward": 0.80}
+"""E to reach where communication takes between HALF and all of the time of attention."""
+HALF, WHOLE = 0.5, 1.0
+NEAR, LARGE, AT_LEAST = 0.95, 1.6, 1.5
+"""Share of what two losses allow; where they allow more than LARGE, the speed-up is to be AT_LEAST."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """holds: None where the bar asks for nothing, and the value is told. exposed_us: beyond attention."""
+
+    cell: str
+    what: str
+    value: float
+    wanted: float | None
+    holds: bool | None
+    ratio: float | None = None
+    exposed_us: float | None = None
+
+    def __str__(self) -> str:
+        verdict = {True: "ok", False: "BELOW", None: "told"}[self.holds]
+        wanted = "" if self.wanted is None else f" of {self.wanted:.3f}"
+        more = "" if self.exposed_us is None else f" (copies/attention {self.ratio:.2f}, exposed {self.exposed_us:.0f} us)"
+        return f"{verdict:5} {self.cell}: {self.what} {self.value:.3f}{wanted}{more}"
+
+
+def bars(rows: Iterable[Row]) -> list[Bar]:
+    """The bars of all cells that have what they look at."""
+    cells: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
+    for r in rows:
+        if "step_ms" in r:
+            cells[tuple(r.get(k) for k in ("mask", "rows_per_device", "heads", "kv_heads", "batch"))][r["way"]] = r
+    return [bar for key, ways in cells.items() if "gated" in ways for bar in _of_cell(_name(key), ways)]
+
+
+def as_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [asdict(bar) for bar in bars(rows)]
+
+
+def _name(key: tuple[Any, ...]) -> str:
+    mask, rows, heads, heads_kv, batch = key
+    return f"{mask}, {rows} rows a GPU, {heads} on {heads_kv} heads" + (f", batch {batch}" if batch > 1 else "")
+
+
+def _of_cell(cell: str, ways: Mapping[str, Row]) -> Iterator[Bar]:
+    ours = ways["gated"]
+    for d in DIRECTIONS:
+        attention, comm = ours.get(f"attention_{d}_ms"), ours.get(f"comm_{d}_ms")
+        if not attention or not comm or ours[f"e_{d}"] is None:
+            continue
+        ratio, exposed = comm / attention, 1e3 * (ours[f"{d}_ms"] - attention)
+        asked = HALF <= ratio <= WHOLE
+        wanted = HIDDEN[d] if asked else None
+        e = ours[f"e_{d}"]
+        yield Bar(cell, f"E {d}", e, wanted, e >= wanted if wanted is not None else None, ratio, exposed)
+        if ratio > WHOLE:
+            hidden = (attention + comm - ours[f"{d}_ms"]) / attention
+            yield Bar(cell, f"hidden over attention, {d}", hidden, None, None, ratio, exposed)
+    dual = ways.get("dual-chunk gather")
+    if dual is None:
+        return
+    for d in (*DIRECTIONS, "step"):
+        faster = dual[f"{d}_ms"] / ours[f"{d}_ms"]
+        yield Bar(cell, f"speed-up over dual chunk with all-gather, {d}", faster, 1.0, faster >= 1.0)
+        mean = sum(dual[f"attention_{x}_mean_ms"] for x in (DIRECTIONS if d == "step" else (d,)))
+        allowed = dual[f"{d}_ms"] / mean
+        yield Bar(cell, f"share of what two losses allow, {d}", faster / allowed, NEAR, faster / allowed >= NEAR)
+        if allowed > LARGE:
+            yield Bar(cell, f"speed-up where {allowed:.2f} is allowed, {d}", faster, AT_LEAST, faster >= AT_LEAST)

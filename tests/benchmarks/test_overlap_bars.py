@@ -1,0 +1,48 @@
+"""Bars between GPUs, on a cell whose numbers are worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.overlap_bars import as_rows, bars
+
+CELL = {"mask": "causal_document", "rows_per_device": 16384, "heads": 32, "kv_heads": 32, "batch": 1}
+
+
+def rows(**gated: float | None) -> list[dict[str, Any]]:
+    """Copies take 0.8 of attention forward, 1.5 of it backward. Dual chunk: 2.0 and 6.0 ms, of which 0.9 and 2.7 are attention."""
+    ours = {
+        **{"attention_forward_ms": 1.0, "comm_forward_ms": 0.8, "forward_ms": 1.04, "e_forward": 0.95},
+        **{"attention_backward_ms": 3.0, "comm_backward_ms": 4.5, "backward_ms": 5.0, "e_backward": 1 - 2.0 / 4.5},
+    }
+    dual = {"forward_ms": 2.0, "backward_ms": 6.0, "attention_forward_mean_ms": 0.9, "attention_backward_mean_ms": 2.7}
+    made = [{**CELL, "way": "gated", **ours, **gated}, {**CELL, "way": "dual-chunk gather", **dual}]
+    return [{**r, "step_ms": r["forward_ms"] + r["backward_ms"]} for r in made]  # type: ignore[operator]
+
+
+def test_every_bar_of_a_cell() -> None:
+    found = {bar.what: bar for bar in bars([*rows(), {**CELL, "way": "ring", "why": "it failed"}])}
+    assert found["E forward"].holds
+    assert (found["E forward"].wanted, found["E forward"].ratio) == (0.9, 0.8)
+    assert found["E forward"].exposed_us == pytest.approx(40)
+    assert found["E backward"].holds is None, "told where copies take longer than attention"
+    assert found["hidden over attention, backward"].value == pytest.approx((3 + 4.5 - 5) / 3)
+    assert found["speed-up over dual chunk with all-gather, step"].value == pytest.approx(8 / 6.04)
+    allowed = 6.0 / 2.7
+    assert found["share of what two losses allow, backward"].value == pytest.approx(6 / 5 / allowed)
+    assert found["share of what two losses allow, backward"].holds is False
+    assert found[f"speed-up where {allowed:.2f} is allowed, backward"].holds is False
+    assert found["speed-up where 2.22 is allowed, forward"].holds
+
+
+def test_nothing_is_asked_of_what_was_not_measured() -> None:
+    without = [r for r in rows(e_forward=None, e_backward=None) if r["way"] == "gated"]
+    assert as_rows(without) == []
+
+
+def test_a_bar_says_by_how_much() -> None:
+    first = bars(rows(forward_ms=1.4, e_forward=0.5))[0]
+    assert str(first).startswith("BELOW causal_document, 16384 rows a GPU, 32 on 32 heads: E forward 0.500 of 0.900")
+    assert "exposed 400 us" in str(first)
