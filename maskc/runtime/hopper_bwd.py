@@ -27,10 +27,10 @@ from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
-_EVEN_WAVES = 16  # the same while a CTA keeps _EVEN_HEADS: with 64 heads over one a causal-document backward of 2048 key tiles
-_EVEN_HEADS = 8  # takes 105 ms with 64 heads an item, 92 ms with 32; and ranks of four, 512 to 1280 key tiles, 26 and 21 ms
+_EVEN_WAVES = 16  # the same while more than about _EVEN_HEADS stay together: with 64 heads over one a causal-document backward of
+_EVEN_HEADS = 4  # 2048 key tiles takes 105 ms by 64 heads, 92 by 32; ranks of 256 and 384 tiles are 8 % faster by 4 than by 8
 FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
-_NEAR = 64 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
+_NEAR = 32 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
 
 
 def backward(
@@ -242,7 +242,8 @@ def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: 
         divisors = (d for d in range(1, common + 1) if common % d == 0)
         return [d for d in divisors if tiles * (ratio // d) >= waves * multiprocessors]
 
-    return max([1, *fitting(_EVEN_WAVES), *(d for d in fitting(_WAVES) if d <= _EVEN_HEADS)])
+    short = min(fitting(_WAVES), key=lambda d: max(d / _EVEN_HEADS, _EVEN_HEADS / d), default=1)
+    return max([short, *fitting(_EVEN_WAVES)])
 
 
 def heads_together(elements: int) -> int:

@@ -24,11 +24,14 @@ from maskc.runtime.hopper_bwd import Dealing, _Shape, heads_per_cta, heads_toget
         (14, 1, 10_000, 1),  # a mask of its own for every query head
         (6, 2, 10_000, 2),
         (7, 7, 40, 1),
+        (7, 7, 512, 7),
+        (12, 12, 512, 4),
         (64, 64, 10_000, 64),
         (14, 14, 300, 7),
-        (64, 64, 2048, 32),  # 16 items a multiprocessor while 8 heads stay together
+        (64, 64, 2048, 32),  # 16 items a multiprocessor while more than about 4 heads stay together
         (64, 64, 512, 8),
-        (64, 64, 64, 8),
+        (64, 64, 200, 4),
+        (64, 64, 64, 4),
         (64, 64, 10, 2),
     ],
 )
@@ -39,7 +42,7 @@ def test_heads_of_a_cta(ratio: int, heads_per_mask: int, tiles: int, expected: i
 
 
 def test_heads_together_fit_the_cache() -> None:
-    assert heads_together(8192 * 128) == 8
+    assert heads_together(8192 * 128) == 4
     assert heads_together(1 << 30) == 1
 
 
@@ -49,9 +52,9 @@ def test_short_tiles_come_last_where_they_are_few() -> None:
         return _Shape(1, 8192, 8192, heads, heads, 128, 64, 64, 1, 1).dealing(spec, 132)
 
     assert dealing(512, MaskForm(lts=True)) == Dealing()
-    assert dealing(16, MaskForm(causal=True)) == Dealing(8)
-    assert dealing(16, MaskForm(lts=True)) == Dealing(8, falling=True)
-    assert dealing(16, MaskForm(lts=True), deterministic=True) == Dealing(8)
+    assert dealing(16, MaskForm(causal=True)) == Dealing(4)
+    assert dealing(16, MaskForm(lts=True)) == Dealing(4, falling=True)
+    assert dealing(16, MaskForm(lts=True), deterministic=True) == Dealing(4)
 
 
 def test_accumulators_are_zeroed_a_processor_ahead() -> None:
