@@ -66,6 +66,12 @@ def _table(n: int, on: str) -> BoundaryVectors:
     return BoundaryVectors(n, n, 1, 1, False, blocks=BlockTable(keep.to(on), 128, 128))
 
 
+def _rows_of_a_table(nq: int, nk: int, seen: int, on: str) -> BoundaryVectors:
+    """Rows from `seen` on are hidden by the table: whole Q blocks without a key, several in a row for each CTA."""
+    keep = (torch.arange(-(-nq // 128)) < -(-seen // 128))[:, None].expand(-1, -(-nk // 128))
+    return BoundaryVectors(nq, nk, 1, 1, False, blocks=BlockTable(keep[None, None].contiguous().to(on), 128, 128))
+
+
 EDGES: dict[str, Callable[[str], BoundaryVectors]] = {  # of a device
     "block table of 20000 keys": lambda on: _table(20000, on),
     "one key past a block": lambda on: columns(4097, causal=1, lts=(KEY[:4097] + 300).clamp(max=4097), on=on),
@@ -76,6 +82,8 @@ EDGES: dict[str, Callable[[str], BoundaryVectors]] = {  # of a device
     "touching intervals": lambda on: columns(800, lts=400, lte=600, uts=200, ute=400, on=on),
     "swapped intervals": lambda on: columns(800, lts=100, lte=200, uts=500, ute=600, on=on),
     "empty intervals": lambda on: columns(800, lts=800, lte=800, uts=0, ute=0, on=on),
+    "most rows see nothing": lambda on: columns(60_000, 256, lts=9_000, on=on),
+    "a table hides most rows": lambda on: _rows_of_a_table(60_000, 256, 9_000, on),
     "nothing visible": lambda on: columns(500, lts=0, on=on),
     "one visible tile in a row": lambda on: columns(3000, lts=(KEY[:3000] // 128 + 1) * 128, ute=KEY[:3000] // 128 * 128, on=on),
     "every second block": lambda on: columns(4000, lts=torch.where(KEY[:4000] // 128 % 2 == 0, 0, 4000), on=on),
