@@ -68,6 +68,14 @@ def fitted_within() -> str:
     return ", ".join(f"{100 * fit['deviation']:.1f} % {direction}" for direction, fit in _fits().items())
 
 
+def rate_alone(kind: str) -> str:
+    """`folded`, `short`: the rate of the whole mask as vectors alone, or on a P-th of the batch, over its own, by direction."""
+    names = [f"{direction}_rate_{kind}" for direction in ("forward", "backward")]
+    found = [r for r in rows_of("scaling", *names) if r["way"] == "HCC-IPO"]
+    ends = [(min(r[n] for r in found), max(r[n] for r in found)) for n in names]
+    return ", ".join(f"{a:.2f} to {b:.2f} {n.split('_')[0]}" for n, (a, b) in zip(names, ends, strict=True))
+
+
 def _fits() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = results("scaling").get("fit", {})
     if not found:
@@ -397,7 +405,7 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, peak, kept, fits, fitted_rows, fitted_within,
+    scaling, scaling_rates, scaled, peak, kept, rate_alone, fits, fitted_rows, fitted_within,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
     training_gpus, ablation, ablated, ablation_size, ablation_steps,

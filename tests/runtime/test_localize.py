@@ -13,6 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import maskc
+from benchmarks.masks import mask_case
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import MaskcError
 from maskc.runtime import ops
@@ -20,7 +22,7 @@ from maskc.runtime.layout import Layout, contiguous, even_bounds, zigzag, zigzag
 from maskc.runtime.localize import RowMap, localize, localized
 from maskc.runtime.plan import plan
 from maskc.runtime.plan_report import local_vectors
-from maskc.tiles import block_minmax
+from maskc.tiles import block_minmax, classify
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
@@ -202,6 +204,22 @@ def test_packed_blockwise_needs_diag(world: int, lengths: list[list[int]]) -> No
             local = localize(v, layout, layout.chunks_of(rank), layout, range(layout.chunk_count))
             assert local.diag is not None
             assert torch.equal(~local.masked()[0, 0], visible[rows_of(layout, layout.chunks_of(rank))])
+
+
+@pytest.mark.parametrize("name", ["causal", "sliding_window", "causal_document", "prefix_lm_document", "share_question"])
+def test_ranks_have_the_tiles_of_the_whole_mask(name: str) -> None:
+    """Chunks of whole tiles: no tile is cut, and none becomes PARTIAL that was UNMASKED."""
+    case = mask_case(name, 512)
+    spec = maskc.compile(case.mask).bind(nq=512, nk=512, **case.inputs)
+    v, p = spec.vectors(512, 512), plan(spec, world_size=4, chunk=32)
+
+    def tiles(x: BoundaryVectors) -> torch.Tensor:
+        return classify(x, 16, 16).flatten().bincount(minlength=3)[1:]
+
+    found = torch.zeros(2, dtype=torch.int64)
+    for rank in range(4):
+        found += tiles(localize(v, p.rows, p.rows.chunks_of(rank), p.keys, sorted(p.needed(rank))))
+    assert torch.equal(found, tiles(v))
 
 
 def test_worked_example(golden) -> None:
