@@ -160,6 +160,11 @@ class BackwardSpec:
         return not self.wide
 
     @property
+    def dp_from_dpsum(self) -> bool:
+        """Whether dP of an UNMASKED block is summed onto dpsum. At head dim 64 there are no registers for that."""
+        return self.head_dim == 128
+
+    @property
     def zeroes_ahead(self) -> bool:
         """Whether an idle warp can zero dQ accumulators that later items add to (in few registers, hence not everywhere)."""
         return self.dq_reducer and not self.deterministic and not self.gated

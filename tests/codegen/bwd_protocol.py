@@ -25,10 +25,14 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """A Q block in a walk. rests: the warp group whose keys it is hidden from. dead: it has rows that see nothing."""
+    """A Q block in a walk. rests: the warp group whose keys it is hidden from. dead: it has rows that see nothing.
+
+    unmasked: every row sees every key.
+    """
 
     rests: int | None = None
     dead: bool = False
+    unmasked: bool = False
 
 
 @dataclass(frozen=True)
@@ -358,15 +362,21 @@ class Kernel:
                     dq()
                     yield from hand_over(content)
                     continue
+                from_dpsum = spec.dp_from_dpsum and block.unmasked
+                if from_dpsum:
+                    yield bars["do_full", slot].passed(parity)
+                    memory.read(("dout", slot), content)  # dpsum
                 yield bars["q_full", slot].passed(parity)
                 s = self.product([(("q", slot), content), *((part, loaded) for part in k_own)])
-                yield bars["do_full", slot].passed(parity)
+                if not from_dpsum:
+                    yield bars["do_full", slot].passed(parity)
                 dp = self.product([(("dout", slot), content), *((part, loaded) for part in v_own)])
                 yield None
                 s()
                 dp()
                 memory.read(("q", slot), content)  # lse2
-                memory.read(("dout", slot), content)  # dpsum
+                if not from_dpsum:
+                    memory.read(("dout", slot), content)  # dpsum
                 memory.write(("ds", slot, mine), content)
                 ds_read = [(part, content) for part in ds_all]
                 if spec.wide:

@@ -30,7 +30,8 @@ def dealt(spec: BackwardSpec, rng: random.Random) -> tuple[Item, ...]:
     """What a CTA may be dealt: tiles that few, many or no blocks see, blocks in which a group rests, padding."""
 
     def block() -> Block:
-        return Block(rng.choice((None, None, 0, 1)) if spec.halves else None, rng.random() < 0.3)
+        rests = rng.choice((None, None, 0, 1)) if spec.halves else None
+        return Block(rests, rng.random() < 0.3, rests is None and rng.random() < 0.5)
 
     return tuple(
         Item(tuple(block() for _ in range(rng.choice((0, 1, 1, 2, 3, 5)))), rng.random() < 0.3) for _ in range(rng.randrange(5))

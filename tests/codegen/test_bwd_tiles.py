@@ -157,7 +157,7 @@ def prepared(
     arguments = _Pre(**pointers, **strides, **sizes, mask_tiles=kv_blocks, mask_heads=1, heads=1, ahead=ahead)
     library.prepare(ctypes.byref(arguments), q_blocks + -(-kv_blocks // 4))
     expected = torch.full_like(made["dpsum"], 0.0)
-    expected[: v.nq] = (out.double() * dout.double()).sum(-1).view(-1).float() - dlse.view(-1)
+    expected[: v.nq] = dlse.view(-1) - (out.double() * dout.double()).sum(-1).view(-1).float()
     expected[0] = 0.0
     return made["tiles"], made | {"lse": lse, "expected": expected}
 
