@@ -96,10 +96,13 @@ def measure(pairing: Pairing, seconds: float, direction: str) -> list[dict[str, 
         }
     if whole is not None:
         runs["dual-chunk gather"] = partial(whole.forward if direction == "forward" else whole.backward, "copy-then-attend")
+    if direction == "backward":
+        ours.exchange()  # its flags are those that "flags set" looks at
     results, times = _times(runs, queues, seconds, ours.rank.finish)
     pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
     same = all(torch.equal(a, b) for a, b in pairs)
-    return _rows(pairing.made, direction, times, len(ours.rank.plan.pieces(ours.rank.groups)), same)
+    cut = ours.rank.forward_cut if direction == "forward" else ours.rank.backward_cut
+    return _rows(pairing.made, direction, times, len(cut.pieces), same)
 
 
 def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:

@@ -17,7 +17,7 @@ from maskc.runtime.localize import localize
 from maskc.runtime.merge import merge
 from maskc.runtime.overlap import Gradients, Overlapped
 from maskc.runtime.overlap_kernels import backward_block, forward_block
-from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.overlap_plan import Cut, OverlapPlan
 from maskc.runtime.protocol import Kind, Word
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
@@ -119,18 +119,19 @@ class Rank:
 
     def copies(self) -> None:
         """The planned copies of keys with their flags, and the compute stream behind them."""
-        self._pull()
+        self._pull(self.rank.forward_cut)
         self.queues.follow("compute", "copy")
 
     def exchange(self) -> None:
         """All that is copied for a backward call, both directions at once, and the sum."""
-        self._pull()
+        cut = self.rank.backward_cut
+        self._pull(cut)
         with self.queues.on("copy"):
             self.link.receive()
         with self.queues.on("send"):
-            for piece in self.rank.plan.pieces(self.rank.groups):
-                if piece // len(self.rank.plan.slots) % self.rank.together == 0:
-                    self.rank.push(piece, self.grads, self.rank.together)
+            for piece in cut.pieces:
+                if piece // len(cut.plan.slots) % cut.together == 0:
+                    self.rank.push(cut, piece, self.grads, cut.together)
         for stream in ("copy", "send"):
             self.queues.follow("compute", stream)
         self.rank.add_up(self.grads, (torch.empty_like(self.k), torch.empty_like(self.v)))
@@ -141,21 +142,21 @@ class Rank:
         if self._own[direction == "backward"] is None:
             self.rank.settle(self.k, self.v)
 
-    def _pull(self) -> None:
-        for piece in self.rank.plan.pieces(self.rank.groups):
+    def _pull(self, cut: Cut) -> None:
+        for piece in cut.pieces:
             with self.queues.on("copy"):
-                self.rank.pull(piece, 0)
-            self.queues.put("copy", self.rank.words.flags.data_ptr() + 4 * piece, self.rank.epoch)
+                self.rank.pull(cut, piece, 0)
+            self.queues.put("copy", self.rank.address(cut, Word("flag", self.order.rank, piece)), self.rank.epoch)
 
     def peer_by_peer(self) -> tuple[Tensor, Tensor]:
         """Chunks of one peer after another; each part is attended to when it is there, results are merged."""
-        events = []
-        parts = [tuple(s for s in self.rank.plan.slots if s.source == r) for r in (self.order.rank, *self.order.sources)]
+        events, cut = [], self.rank.forward_cut
+        parts = [tuple(s for s in cut.plan.slots if s.source == r) for r in (self.order.rank, *self.order.sources)]
         for part in parts[1:]:
             with self.queues.on("copy"):
-                for piece in self.rank.plan.pieces(self.rank.groups):
-                    if self.rank.plan.slot_of(piece) in part:
-                        self.rank.pull(piece, 0)
+                for piece in cut.pieces:
+                    if cut.plan.slot_of(piece) in part:
+                        self.rank.pull(cut, piece, 0)
                 events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
                 events[-1].record()
         total = None

@@ -18,8 +18,10 @@ from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_kernels import backward_block, forward_block
+from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
+from maskc.runtime.protocol import Word
 
 HEAD_DIM = 128
 ON_GPUS = torch.cuda.is_available()
@@ -118,24 +120,24 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
     def backward(out: Tensor, lse: Tensor) -> None:
         made[:] = [over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True, own=own_backward)]
 
-    def pulls() -> None:
+    def pulls(cut: Cut) -> None:
         over.queues.follow("copy", "compute")
         with over.queues.on("copy"):
-            for piece in foreign:
-                over.pull(piece, 0)
-                over.queues.put("copy", over.words.flags.data_ptr() + 4 * piece, over.epoch)
+            for piece in cut.pieces:
+                over.pull(cut, piece, 0)
+                over.queues.put("copy", over.address(cut, Word("flag", over.plan.rank, piece)), over.epoch)
 
     def keys() -> tuple[Tensor, Tensor]:
-        pulls()
+        pulls(over.forward_cut)
         over.queues.follow("compute", "copy")
         return q, q
 
     def both(out: Tensor, lse: Tensor) -> None:
-        pulls()
+        pulls(over.backward_cut)
         over.queues.follow("send", "compute")
         with over.queues.on("send"):
-            for piece in foreign:
-                over.push(piece, made[0])
+            for piece in over.backward_cut.pieces:
+                over.push(over.backward_cut, piece, made[0])
         over.queues.follow("compute", "copy")
         over.queues.follow("compute", "send")
         over.add_up(made[0], (dk, dv))

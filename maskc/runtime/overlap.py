@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 from typing import Literal, TypeAlias, TypeVar, assert_never
 
@@ -30,7 +30,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_kernels import Gradients, KeyBuffer, Lasting, backward_block, forward_block
-from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.overlap_plan import Cut, OverlapPlan
 from maskc.runtime.overlap_sum import GradientSum, lent_runs, over_splits
 from maskc.runtime.protocol import (
     Attend,
@@ -94,7 +94,7 @@ class Overlapped(KeyBuffer):
     ) -> None:
         super().__init__(plan, keys, shape, transport, queues, device, timeout, lasting, rate, groups)
         self.readers = tuple(readers)
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._copies: dict[tuple[Cut, int], tuple[Tensor, Tensor]] = {}
         self.push_rows = getattr(transport, "push_rows", None)
         self.one_engine = getattr(transport, "one_engine", False)
         self.sums = GradientSum(self.plan, keys, shape, transport, device)
@@ -116,8 +116,9 @@ class Overlapped(KeyBuffer):
         variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
         self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
         turn = self.transport.begin(self.readers)
-        call = _Call(executor, k, v, self._runs if own is None else own.lead)
-        out, lse = self._enqueue(call_steps(self.plan, self.readers, turn, self.groups), turn, call, attend)
+        cut = self.forward_cut
+        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead)
+        out, lse = self._enqueue(call_steps(cut.plan, self.readers, turn, cut.groups), turn, call, attend)
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil((lse,), self.words.failed.data_ptr())
         return out, lse
@@ -170,8 +171,9 @@ class Overlapped(KeyBuffer):
         readers = self.readers if gather else None
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
-        call = _Call(executor, k, v, self._runs if own is None else own.lead, (dk, dv))
-        steps = backward_steps(self.plan, self.readers, turn, self.groups, gather, self.together, self.one_engine)
+        cut = self.backward_cut
+        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv))
+        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, gather, cut.together, self.one_engine)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -208,7 +210,8 @@ class Overlapped(KeyBuffer):
     def _missing(self, found: int) -> str:
         if found == STOPPED:
             return f"rank {self.plan.rank}: waiting was stopped in call {self.epoch}"
-        slot = self.plan.slot_of(found - 1)
+        cut = self.forward_cut if found <= self.forward_cut.words else self.backward_cut
+        slot = cut.plan.slot_of(found - 1 - cut.first)
         return f"rank {self.plan.rank}: key chunk {slot.chunk} of rank {slot.source} did not arrive within {self.timeout} s"
 
     # ---- steps
@@ -230,8 +233,8 @@ class Overlapped(KeyBuffer):
         if self.plan.rows and local.nq:
             tables()
         if executor == "sm-copy":
-            for half in range(2):
-                self._copy_table(half)
+            for cut, half in product((self.forward_cut, self.backward_cut), range(2)):
+                self._copy_table(cut, half)
         warm = (self.device, executor == "copy-then-attend", *variant)
         if warm not in _warm:
             attend()
@@ -259,24 +262,24 @@ class Overlapped(KeyBuffer):
         queues, by_kernel = self.queues, call.executor == "sm-copy" and self.device.type == "cuda"
         match op:
             case Wait(word, epoch):
-                queues.wait(stream, self._address(word), epoch)
+                queues.wait(stream, self.address(call.cut, word), epoch)
             case Put(word, epoch):
                 if not (by_kernel and word.kind == "flag"):
-                    queues.put(stream, self._address(word), epoch)
+                    queues.put(stream, self.address(call.cut, word), epoch)
             case Begin():
                 queues.follow(stream, "compute")
                 queues.keep(stream, (self.keys, self.values))
             case Fill(half, epoch):
-                started = self._address(Word("offered", self.plan.rank, self.plan.rank)), epoch
+                started = self.address(call.cut, Word("offered", self.plan.rank, self.plan.rank)), epoch
                 if not self.offer(half, call.k, call.v, started):
                     queues.put(stream, *started)
             case Settle():
                 self.settle(call.k, call.v, call.settled)
             case Pull(piece, _, half, _):
                 if not by_kernel:
-                    self.pull(piece, half)
+                    self.pull(call.cut, piece, half)
                 elif piece == self.plan.own:
-                    self._copy_by_kernel(half)
+                    self._copy_by_kernel(call.cut, half)
             case Attend():
                 if call.executor == "copy-then-attend":
                     queues.follow("compute", "copy")
@@ -290,7 +293,7 @@ class Overlapped(KeyBuffer):
                 return made
             case Push(piece, _, _, groups):
                 assert isinstance(result, Gradients)
-                self.push(piece, result, groups)
+                self.push(call.cut, piece, result, groups)
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None
@@ -299,15 +302,14 @@ class Overlapped(KeyBuffer):
                 assert_never(op)
         return None
 
-    def pull(self, piece: int, half: int) -> None:
+    def pull(self, cut: Cut, piece: int, half: int) -> None:
         """Enqueue the copy of a piece on torch's current stream."""
-        at = self.plan.slot_of(piece)
-        self.transport.pull(at.source, half, at.chunk, self._heads(piece), self._place(piece))
+        at = cut.plan.slot_of(piece)
+        self.transport.pull(at.source, half, at.chunk, cut.heads_of(piece), self._place(cut, piece))
 
-    def push(self, piece: int, made: Gradients, groups: int = 1) -> None:
+    def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
-        at, heads = self.plan.slot_of(piece), self._heads(piece)
-        heads = slice(heads.start, heads.start + groups * (heads.stop - heads.start))
+        at, heads = cut.plan.slot_of(piece), cut.heads_of(piece, groups)
         if self.push_rows is not None and made.dk.shape[0] == 1:
             rows = slice(at.start, at.start + at.rows)
             self.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
@@ -337,32 +339,32 @@ class Overlapped(KeyBuffer):
 
     # ---- places and tables
 
-    def _copy_by_kernel(self, half: int) -> None:
-        table, pieces = self._copy_table(half)
+    def _copy_by_kernel(self, cut: Cut, half: int) -> None:
+        table, pieces = self._copy_table(cut, half)
         words = self.words.flags.data_ptr(), self.words.copied.data_ptr()
-        parts, repeats = 2 * (self.shape.heads // self.groups), getattr(self.transport, "slowness", 1)
+        parts, repeats = 2 * cut.group_heads, getattr(self.transport, "slowness", 1)
         exchange.copy_chunks(table, pieces, parts, words, self.epoch, COPY_CTAS, repeats)
 
-    def _copy_table(self, half: int) -> tuple[Tensor, Tensor]:
-        """(copies of K and V of each head of each piece, numbers of pieces)."""
-        if half not in self._copies:
-            pieces = self.plan.pieces(self.groups)
+    def _copy_table(self, cut: Cut, half: int) -> tuple[Tensor, Tensor]:
+        """(copies of K and V of each head of each piece, numbers of their words)."""
+        if (cut, half) not in self._copies:
             pairs: list[tuple[Tensor, Tensor]] = []
-            for piece in pieces:
-                at = self.plan.slot_of(piece)
-                there = self.transport.readable(at.source, half, at.chunk, self._heads(piece), at.rows)
-                for into, source in zip(self._place(piece), there, strict=True):
+            for piece in cut.pieces:
+                at = cut.plan.slot_of(piece)
+                there = self.transport.readable(at.source, half, at.chunk, cut.heads_of(piece), at.rows)
+                for into, source in zip(self._place(cut, piece), there, strict=True):
                     pairs += zip(into, source, strict=True)
-            numbers = torch.tensor(pieces, dtype=torch.int32).to(self.device)
-            self._copies[half] = exchange.copy_table(pairs, self.device), numbers
-        return self._copies[half]
+            numbers = torch.tensor([cut.first + piece for piece in cut.pieces], dtype=torch.int32).to(self.device)
+            self._copies[cut, half] = exchange.copy_table(pairs, self.device), numbers
+        return self._copies[cut, half]
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The tensors of a call that steps need. settled: own keys that the kernel reads in the buffer."""
+    """What steps of a call need. settled: own keys that the kernel reads in the buffer."""
 
     executor: Executor
+    cut: Cut
     k: Tensor
     v: Tensor
     settled: Sequence[exchange.Run]

@@ -18,13 +18,14 @@ from maskc.runtime import hopper, hopper_bwd, ops
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
-from maskc.runtime.overlap_plan import OverlapPlan, joined
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
 from maskc.runtime.overlap_sum import own_runs
 from maskc.runtime.overlap_tables import (
     BackwardTables,
     Tables,
     Units,
     backward_tables,
+    choose_backward_pieces,
     choose_pieces,
     expected_arrivals,
     gate_tables,
@@ -44,10 +45,10 @@ SEND_OPERATIONS = 400
 class Lasting:
     """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
 
-    flags, finished, counts, copied: int32 on the rank's device, a word per piece. counts, of the backward kernel, and
-    copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that no row sees are
-    counted before their keys are there. offered: the epoch of the last kernel that offers own keys, and a count of its
-    CTAs. failed: in host memory, not zero once somebody gave up waiting.
+    flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
+    backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
+    no row sees are counted before their keys are there. offered: the epoch of the last kernel that offers own keys, and a
+    count of its CTAs. failed: in host memory, not zero once somebody gave up waiting.
     """
 
     flags: Tensor
@@ -58,9 +59,9 @@ class Lasting:
     failed: Tensor
 
     @classmethod
-    def of(cls, device: torch.device, slots: int = GATE_SLOTS) -> Lasting:
+    def of(cls, device: torch.device, words: int = 2 * GATE_SLOTS) -> Lasting:
         """Zeros; the device's are there for every stream once the current stream of the device is."""
-        flags, finished, counts, copied = torch.zeros(4, max(1, slots), dtype=torch.int32, device=device)
+        flags, finished, counts, copied = torch.zeros(4, max(1, words), dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32)
         offered = torch.zeros(2, dtype=torch.int32, device=device)
         return cls(flags, finished, counts, copied, offered, failed.pin_memory() if device.type == "cuda" else failed)
@@ -105,19 +106,26 @@ class KeyBuffer:
         rate: float,
         groups: int | None,
     ) -> None:
-        row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
-        chosen, rows = choose_pieces(plan, shape.heads, row_bytes, rate)
-        self.groups = groups or chosen
-        if getattr(transport, "joins", False):
-            plan = joined(plan, keys, rows)
-        _check(plan, keys, timeout, self.groups)
+        _check(plan, keys, timeout)
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
-        self.together = _together(plan, self.groups, shape.batch)
-        self.words = lasting or Lasting.of(device, self.groups * len(plan.slots))
+        row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
+        self.forward_cut = self._cut(choose_pieces(plan, shape.heads, row_bytes, rate), groups)
+        back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate), groups)
+        together = _together(back.plan, back.groups, shape.batch)
+        self.backward_cut = replace(back, together=together, first=self.forward_cut.words)
+        self.words = lasting or Lasting.of(device, self.forward_cut.words + back.words)
         self.keys, self.values = shape.empty(plan.rows, device)
         self._runs = own_runs(plan, keys)
         self._places: dict[int, Pair] = {}
+
+    def _cut(self, chosen: tuple[int, int], groups: int | None) -> Cut:
+        plan = joined(self.plan, self.layout, chosen[1]) if getattr(self.transport, "joins", False) else self.plan
+        cut = Cut(plan, groups or chosen[0], self.shape.heads)
+        if cut.words > GATE_SLOTS:
+            what = f"{len(plan.slots)} key chunks in {cut.groups} groups of heads"
+            raise error("M722", f"{what}; a gated kernel tells {GATE_SLOTS} pieces apart", None, "larger chunks")
+        return cut
 
     # ---- kernels
 
@@ -143,12 +151,12 @@ class KeyBuffer:
             out, lse = empty(q.shape[0], q.shape[1], q.shape[2], values.shape[3], acc, q.device)
             return out.to(q.dtype), lse
         if q.device.type == "cpu":
-            self._host_gate(there)
+            self._host_gate(self.forward_cut, there)
             return ops.forward(local, q, keys, values, scale, backend="cpu")
         spec, schedule = _forward_spec(local, q), _schedule(local, q.shape[3])
         if not gated:
             return hopper.forward_with(spec, local, q, keys, values, scale, schedule)
-        tables = self._forward_tables(local, q)
+        tables, cut = self._forward_tables(local, q), self.forward_cut
         gate = hopper.GateTables(
             tables.items.data_ptr(),
             tables.blocks.data_ptr(),
@@ -156,9 +164,9 @@ class KeyBuffer:
             self.words.failed.data_ptr(),
             round(self.timeout / TICK),
             self.epoch & 0xFFFFFFFF,
-            len(self.plan.slots) if there else self.plan.own,
-            len(self.plan.slots),
-            self.shape.heads // self.groups,
+            len(cut.plan.slots) if there else cut.plan.own,
+            len(cut.plan.slots),
+            cut.group_heads,
             own.block if own else NOWHERE,
         )
         run = partial(hopper.forward_with, _gated(spec), local, q, keys, values, scale, schedule)
@@ -187,7 +195,7 @@ class KeyBuffer:
             dk, dv = (torch.zeros_like(t, dtype=accumulator(q.dtype)).transpose(1, 2)[None] for t in (keys, values))
             return Gradients(torch.zeros_like(q), dk, dv)
         if q.device.type == "cpu":
-            self._host_gate(there)
+            self._host_gate(self.backward_cut, there)
             acc = accumulator(q.dtype)
             given = (local, q, keys, values, out, lse, dout, dlse, scale)
             dq, dk, dv = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
@@ -223,74 +231,79 @@ class KeyBuffer:
         """[B, rows, Hk, D], as kernels take keys."""
         return head_major(self.keys), head_major(self.values)
 
-    def _heads(self, piece: int) -> slice:
-        each, group = self.shape.heads // self.groups, piece // len(self.plan.slots)
-        return slice(group * each, (group + 1) * each)
-
-    def _place(self, piece: int) -> Pair:
+    def _place(self, cut: Cut, piece: int) -> Pair:
         """A piece in the key buffer."""
-        if piece not in self._places:
-            at, heads = self.plan.slot_of(piece), self._heads(piece)
+        number = cut.first + piece
+        if number not in self._places:
+            at, heads = cut.plan.slot_of(piece), cut.heads_of(piece)
             k, v = (t[heads, at.start : at.start + at.rows] for t in (self.keys, self.values))
-            self._places[piece] = k, v
-        return self._places[piece]
+            self._places[number] = k, v
+        return self._places[number]
 
-    def _address(self, word: Word) -> int:
+    def address(self, cut: Cut, word: Word) -> int:
+        """Of a word, in a call that cuts keys like this."""
         match word.kind:
             case "offered":
                 return self.words.offered.data_ptr()
             case "flag":
-                return self.words.flags.data_ptr() + 4 * word.by
+                return self.words.flags.data_ptr() + 4 * (cut.first + word.by)
             case "finished":
-                return self.words.finished.data_ptr() + 4 * word.by
+                return self.words.finished.data_ptr() + 4 * (cut.first + word.by)
             case _:
                 return self.transport.address(word)
 
     # ---- tables, and what kernels do on the host
 
     def _backward_gate(self, tables: BackwardTables, there: bool, own_tile: int = NOWHERE) -> hopper_bwd.GateTables:
-        words = self.words
+        words, cut = self.words, self.backward_cut
         return hopper_bwd.GateTables(
             *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
             *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
             round(self.timeout / TICK),
             self.epoch & 0xFFFFFFFF,
-            len(self.plan.slots) if there else self.plan.own,
-            self.plan.own,
-            len(self.plan.slots),
-            self.shape.heads // self.groups,
+            cut.first + (len(cut.plan.slots) if there else cut.plan.own),
+            cut.first + cut.plan.own,
+            len(cut.plan.slots),
+            cut.group_heads,
             own_tile,
         )
 
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
         _supported(local, q, *self._buffer())
-        heads = q.shape[2], q.shape[0], self.shape.heads, self.groups
-        on = self._arrivals, hopper.multiprocessors(q.device), q.device
-        return gate_tables(local, self.plan, _forward_spec(local, q), *heads, *on)
+        cut = self.forward_cut
+        heads = q.shape[2], q.shape[0], cut.heads, cut.groups
+        on = self._arrivals[0], hopper.multiprocessors(q.device), q.device
+        return gate_tables(local, cut.plan, _forward_spec(local, q), *heads, *on)
 
     def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
         _supported(local, q, *self._buffer())
-        spec, shape = _backward_spec(local, q, deterministic), self.shape
+        spec, cut = _backward_spec(local, q, deterministic), self.backward_cut
         split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
-        units = Units(q.shape[0], q.shape[2], shape.heads, *split, self.groups)
-        on = self._arrivals, hopper.multiprocessors(q.device), q.device
-        return backward_tables(local, self.plan, spec, units, *on)
+        units = Units(q.shape[0], q.shape[2], cut.heads, *split, cut.groups)
+        on = self._arrivals[1], hopper.multiprocessors(q.device), q.device
+        return backward_tables(local, cut.plan, spec, units, *on, cut.first)
 
     @cached_property
-    def _arrivals(self) -> tuple[float, ...]:
+    def _arrivals(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Of the pieces of each direction."""
         shape = self.shape
         row_bytes = shape.batch * shape.heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
-        return expected_arrivals(self.plan, row_bytes, self.groups, self.rate, DEFAULT_MACHINE.latency)
+        rates = self.rate, DEFAULT_MACHINE.latency
+        forward, backward = (
+            expected_arrivals(cut.plan, row_bytes, cut.groups, *rates) for cut in (self.forward_cut, self.backward_cut)
+        )
+        return forward, backward
 
     def _report(self) -> None:
         """What a kernel that has ended without reports says of its gradients: all are complete."""
-        for piece in self.plan.pieces(self.groups):
-            self.queues.put("send", self._address(Word("finished", self.plan.rank, piece)), self.epoch)
+        for piece in self.backward_cut.pieces:
+            word = Word("finished", self.plan.rank, piece)
+            self.queues.put("send", self.address(self.backward_cut, word), self.epoch)
 
-    def _host_gate(self, there: bool) -> None:
+    def _host_gate(self, cut: Cut, there: bool) -> None:
         if not there:
-            for piece in self.plan.pieces(self.groups):
-                HostQueues().wait("compute", self._address(Word("flag", self.plan.rank, piece)), self.epoch)
+            for piece in cut.pieces:
+                HostQueues().wait("compute", self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
 
 
 def _together(plan: OverlapPlan, groups: int, batch: int) -> int:
@@ -300,13 +313,10 @@ def _together(plan: OverlapPlan, groups: int, batch: int) -> int:
     return next((n for n in fitting if groups * len(plan.pulls) + copies * groups // n <= SEND_OPERATIONS), groups)
 
 
-def _check(plan: OverlapPlan, keys: Layout, timeout: float, groups: int) -> None:
+def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:
     relayed = plan.carried or any(s.source != keys.owner[s.chunk] for s in plan.slots)
     if relayed:
         raise error("M722", "chunks would be passed on between nodes", None, "make the plan with hierarchical=False")
-    if groups * len(plan.slots) > GATE_SLOTS:
-        what = f"{len(plan.slots)} key chunks in {groups} groups of heads"
-        raise error("M722", f"{what}; a gated kernel tells {GATE_SLOTS} pieces apart", None, "larger chunks")
     if not 0 < timeout / TICK < 1 << 32:
         raise error("M722", f"timeout is {timeout} s; it lies between 0 and {TICK * (1 << 32):.0f}")
 

@@ -88,6 +88,40 @@ class OverlapPlan:
         return np.stack((oldest, newest), axis=1).astype(np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """How the calls of one direction cut keys into pieces: each slot of a plan into groups of heads.
+
+    plan: its slots may be joined, else that of the buffer. heads: of keys in all. together: groups whose gradients leave
+    in one copy. first: number of its first word, among those of both directions.
+    """
+
+    plan: OverlapPlan
+    groups: int
+    heads: int
+    together: int = 1
+    first: int = 0
+
+    @cached_property
+    def pieces(self) -> tuple[int, ...]:
+        """What is copied, in order, see `OverlapPlan.pieces`."""
+        return self.plan.pieces(self.groups)
+
+    @property
+    def words(self) -> int:
+        """One per piece, with those of own slots, which nobody uses."""
+        return self.groups * len(self.plan.slots)
+
+    @property
+    def group_heads(self) -> int:
+        return self.heads // self.groups
+
+    def heads_of(self, piece: int, groups: int = 1) -> slice:
+        """Those of a piece, and of so many groups in all from there on."""
+        group = piece // len(self.plan.slots)
+        return slice(group * self.group_heads, (group + groups) * self.group_heads)
+
+
 def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0) -> OverlapPlan:
     """The visit order of one rank under one mask of the plan."""
     everything = frozenset(range(plan.keys.chunk_count))

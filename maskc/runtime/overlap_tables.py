@@ -54,7 +54,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTables:
-    """Of the backward: order of work items, slot range of every key tile, tiles of every slot."""
+    """Of the backward: order of work items, slot range of every key tile, tiles of every slot from number 0 on."""
 
     items: Tensor
     blocks: Tensor
@@ -138,8 +138,13 @@ def backward_tables(
     arrivals: tuple[float, ...],
     processors: int,
     device: torch.device,
+    first: int = 0,
 ) -> BackwardTables:
-    """Tables of a mask over the key buffer. arrivals: seconds after which each piece is expected."""
+    """Tables of a mask over the key buffer.
+
+    arrivals: seconds after which each piece is expected. first: the kernel counts slots, and with them the words of
+    pieces, from this number on.
+    """
     _, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
     masks = units.masks(local)
@@ -158,8 +163,8 @@ def backward_tables(
         ends = [planned_end(o, *given, arrivals, sends, seconds, processors) for o in orders] if few else [0.0]
         items = orders[int(np.argmin(ends))]
     slots = np.arange(len(plan.slots))
-    tiles = ((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0).astype(np.uint32)
-    return BackwardTables(_on(device, items), _on(device, _packed(ranges)), _on(device, tiles))
+    tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
+    return BackwardTables(_on(device, items), _on(device, _packed(ranges + first)), _on(device, tiles))
 
 
 def _tiles(local: BoundaryVectors, block_q: int, block_kv: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -50,7 +50,7 @@ class Symmetric:
                 copy(mine, theirs)
                 comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
             return
-        key = rank, half, chunk, heads.start, heads.stop, into[0].data_ptr()
+        key = rank, half, chunk, heads.start, heads.stop, rows, into[0].data_ptr()
         copies = self._pulls.get(key)
         if copies is None:
             copies = tuple(map(Copy.of, into, self.readable(rank, half, chunk, heads, rows)))

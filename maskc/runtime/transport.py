@@ -292,7 +292,7 @@ class Loopback:
         words = torch.zeros(len(_LOOPED) * max(1, len(self._index)), dtype=torch.int32)
         self._words = words.pin_memory() if pinned else words
         self._epochs = Epochs()
-        self._views: dict[tuple[int, ...], Pair] = {}
+        self._pulls: dict[tuple[int, ...], tuple[Copy, ...]] = {}
         self._sent: dict[int, Pair] = {}  # by chunk: what this rank pushed
         self._staged: dict[tuple[int, int], Pair] = {}
 
@@ -305,17 +305,24 @@ class Loopback:
         return self._words.data_ptr() + 4 * (len(_LOOPED) * self._index[peer] + _LOOPED.index((word.kind, mine)))
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
-            self._copy(mine, theirs)
+        rows, place = into[0].shape[1], into[0].data_ptr()
+        if into[0].device.type != "cuda":
+            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, rows), strict=True):
+                self._copy(mine, theirs)
+            return
+        key = rank, half % len(self._halves[rank]), chunk, heads.start, heads.stop, rows, place
+        if key not in self._pulls:
+            self._pulls[key] = tuple(map(Copy.of, into, self.readable(rank, half, chunk, heads, rows)))
+        stream = torch.cuda.current_stream(into[0].device).cuda_stream
+        for one in self._pulls[key]:
+            for _ in range(self.slowness):
+                one.enqueue(stream)
 
     def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
         halves = self._halves[rank]
-        key = rank, half % len(halves), chunk, heads.start, rows
-        if key not in self._views:
-            start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
-            k, v = (t[heads, start : start + rows] for t in halves[half % len(halves)])
-            self._views[key] = k, v
-        return self._views[key]
+        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
+        k, v = (t[heads, start : start + rows] for t in halves[half % len(halves)])
+        return k, v
 
     def own(self, half: int) -> Pair | None:
         return None

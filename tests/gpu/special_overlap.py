@@ -318,11 +318,10 @@ def engines() -> str:
     strange = sorted({n for n in names if n not in copies and not any(k in n for k in known)})
     if strange:
         return f"kernels beside attention: {strange}"
-    pieces = len(rank.plan.pieces(rank.groups))
+    forward, backward = (len(cut.pieces) for cut in (rank.forward_cut, rank.backward_cut))
     brought, left = (sum(way in n for n in copies) for way in ("HtoD", "DtoH"))
-    return (
-        "" if brought >= 4 * pieces and left >= 2 * pieces else f"{pieces} pieces, {brought} copies in, {left} out: {copies[:9]}"
-    )
+    told = f"{forward} and {backward} pieces, {brought} copies in, {left} out: {copies[:9]}"
+    return "" if brought >= 2 * (forward + backward) and left >= 2 * backward // rank.backward_cut.together else told
 
 
 def a_pairing(timeout: float = 5.0) -> Pairing:

@@ -104,19 +104,21 @@ def test_two_kernels_that_count_side_by_side(library: ctypes.CDLL, launched: lis
     rank.epoch = epoch
     for peer in order.sources:
         link.post(peer, epoch, lambda pair: [t.normal_() for t in pair])
-    rank._copy_by_kernel(epoch % 2)
+    cut = rank.backward_cut
+    rank._copy_by_kernel(cut, epoch % 2)
     local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, order.columns)
-    arrivals = expected_arrivals(rank.plan, 1024, rank.groups, 1e9, 1e-6)
-    tables = backward_tables(local, rank.plan, SPEC, Units(1, 4, 2, splits, 2 // splits, rank.groups), arrivals, 132, CPU)
+    arrivals = expected_arrivals(cut.plan, 1024, cut.groups, 1e9, 1e-6)
+    units = Units(1, 4, 2, splits, 2 // splits, cut.groups)
+    tables = backward_tables(local, cut.plan, SPEC, units, arrivals, 132, CPU, cut.first)
     gate = rank._backward_gate(tables, there=False)
-    ranges, slots = rank.plan.block_slots(SPEC.block_kv), len(rank.plan.slots)
+    ranges, slots = cut.plan.block_slots(SPEC.block_kv), len(cut.plan.slots)
 
     def pieces(item: int) -> list[int]:
         first, last = ranges[item & 0xFFFF]
-        group = (item >> 16) // splits // (2 // rank.groups)
-        return [group * slots + slot for slot in range(max(first, rank.plan.own), last + 1)]
+        group = (item >> 16) // splits // cut.group_heads
+        return [cut.first + group * slots + slot for slot in range(max(first, cut.plan.own), last + 1)]
 
-    words, foreign = rank.words, rank.plan.pieces(rank.groups)
+    words, foreign = rank.words, [cut.first + piece for piece in cut.pieces]
     left = [int(i) for i in tables.items]
     unseen = {i for i in left if rng.random() < 0.3}
     copies = dict.fromkeys(range(COPY_CTAS), 0)
@@ -139,7 +141,8 @@ def test_two_kernels_that_count_side_by_side(library: ctypes.CDLL, launched: lis
     assert all(words.flags[p] == epoch for p in foreign)
     assert not words.counts.any()
     assert not words.copied.any()
-    for piece in foreign:
-        at = rank.plan.slot_of(piece)
-        there = link.readable(at.source, epoch % 2, at.chunk, rank._heads(piece), at.rows)
-        assert all(torch.equal(a, b) for a, b in zip(rank._place(piece), there, strict=True))
+    assert not words.flags[: cut.first].any(), "words of the forward"
+    for piece in cut.pieces:
+        at = cut.plan.slot_of(piece)
+        there = link.readable(at.source, epoch % 2, at.chunk, cut.heads_of(piece), at.rows)
+        assert all(torch.equal(a, b) for a, b in zip(rank._place(cut, piece), there, strict=True))

@@ -36,14 +36,14 @@ CPU = torch.device("cpu")
 class World:
     """Every rank of a case with its loopback."""
 
-    def __init__(self, case: Case, groups: int | None = None) -> None:
+    def __init__(self, case: Case, groups: int | None = None, rate: float = 1e12) -> None:
         self.case, self.v = case, vectors(case)
         self.p: AttentionPlan = case.plan(self.v)
         shape = KeyShape(case.batch[0], case.heads[1], *case.dims, torch.float64)
         self.plans = [overlap_plan(self.p, r) for r in range(case.world)]
         self.links = [Loopback(self.p.keys, o.rank, o.sources, shape, pinned=False, lends=o.lends) for o in self.plans]
         self.ranks = [
-            Overlapped(o, self.p.keys, shape, link, HostQueues(), CPU, timeout=0.2, groups=groups)
+            Overlapped(o, self.p.keys, shape, link, HostQueues(), CPU, timeout=0.2, groups=groups, rate=rate)
             for o, link in zip(self.plans, self.links, strict=True)
         ]
 
@@ -100,7 +100,7 @@ def test_every_rank_gives_its_rows_of_the_dense_answer(number: int) -> None:
         batch=((1, 1), (2, 1), (2, 2))[number % 3],
         dims=(8, (8, 4)[number % 2]),
     )
-    made = World(case, groups=case.heads[1] if number % 2 else None)
+    made = World(case, groups=case.heads[1] if number % 2 else None, rate=1e6 if number % 4 == 0 else 1e12)
     for epoch in range(1, 5):
         step = replace(case, seed=case.seed + 100 * epoch)
         q, k, val, _, _ = tensors(step)
@@ -131,9 +131,10 @@ def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: in
         batch=((1, 1), (2, 1))[number // 2 % 2],
         dims=(8, (8, 4)[number % 2]),
     )
-    made = World(case, groups=case.heads[1] if number % 2 else None)
+    made = World(case, groups=case.heads[1] if number % 2 else None, rate=1e6 if number % 4 == 0 else 1e12)
     for running in made.ranks:
-        running.together = running.groups if number % 4 == 1 else 1
+        cut = running.backward_cut
+        running.backward_cut = replace(cut, together=cut.groups if number % 4 == 1 else 1)
     q, k, val, dout, dlse = tensors(case)
     want = dense(case, made.v)
     pushed: dict[tuple[int, int], Pair] = {}
@@ -202,10 +203,11 @@ def test_what_the_kernel_or_the_host_wrote_is_raised_once() -> None:
     case = Case(2, 40, 0, chunk=4, order="contiguous", causal=False, form="none")
     made = World(case)
     running = made.ranks[0]
-    slot = running.plan.own
-    write_word(running.words.failed.data_ptr(), slot + 1)
-    with pytest.raises(MaskcError, match=rf"M721.*key chunk {running.plan.slots[slot].chunk} of rank 1"):
-        running.finish()
+    for cut in (running.forward_cut, running.backward_cut):
+        slot = cut.plan.own
+        write_word(running.words.failed.data_ptr(), cut.first + slot + 1)
+        with pytest.raises(MaskcError, match=rf"M721.*key chunk {cut.plan.slots[slot].chunk} of rank 1"):
+            running.finish()
     running.stop()
     with pytest.raises(MaskcError, match="stopped"):
         running.finish()
