@@ -113,7 +113,6 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
     own_forward = over.in_place(k, v, forward_block(local, q))
     own_backward = over.in_place(k, v, backward_block(local, q, False))
     over.settle(k, v)  # for kernels that read own keys in the buffer
-    foreign = over.plan.pieces(over.groups)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     made: list[Any] = []
 
