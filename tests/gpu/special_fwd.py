@@ -62,13 +62,10 @@ def _shape(b: int, nq: int, nk: int, hq: int, hk: int) -> str:
 
 
 def _table(n: int, on: str) -> BoundaryVectors:
-    keep = torch.rand(1, 1, -(-n // 128), -(-n // 128), generator=torch.Generator().manual_seed(1)) < 0.3
-    return BoundaryVectors(n, n, 1, 1, False, blocks=BlockTable(keep.to(on), 128, 128))
+    return _table_of(torch.rand(-(-n // 128), -(-n // 128), generator=torch.Generator().manual_seed(1)) < 0.3, n, n, on)
 
 
-def _rows_of_a_table(nq: int, nk: int, seen: int, on: str) -> BoundaryVectors:
-    """Rows from `seen` on are hidden by the table: whole Q blocks without a key, several in a row for each CTA."""
-    keep = (torch.arange(-(-nq // 128)) < -(-seen // 128))[:, None].expand(-1, -(-nk // 128))
+def _table_of(keep: torch.Tensor, nq: int, nk: int, on: str) -> BoundaryVectors:
     return BoundaryVectors(nq, nk, 1, 1, False, blocks=BlockTable(keep[None, None].contiguous().to(on), 128, 128))
 
 
@@ -82,8 +79,10 @@ EDGES: dict[str, Callable[[str], BoundaryVectors]] = {  # of a device
     "touching intervals": lambda on: columns(800, lts=400, lte=600, uts=200, ute=400, on=on),
     "swapped intervals": lambda on: columns(800, lts=100, lte=200, uts=500, ute=600, on=on),
     "empty intervals": lambda on: columns(800, lts=800, lte=800, uts=0, ute=0, on=on),
+    "512 runs in a row": lambda on: columns(300, 131_072, lts=torch.where(KEY[:131_072] // 128 % 2 == 0, 0, 300), on=on),
+    "512 runs of a table": lambda on: _table_of((torch.arange(1024) % 2 == 0).expand(3, -1), 300, 131_072, on),
     "most rows see nothing": lambda on: columns(60_000, 256, lts=9_000, on=on),
-    "a table hides most rows": lambda on: _rows_of_a_table(60_000, 256, 9_000, on),
+    "a table hides most rows": lambda on: _table_of((torch.arange(469) < 71)[:, None].expand(-1, 2), 60_000, 256, on),
     "nothing visible": lambda on: columns(500, lts=0, on=on),
     "one visible tile in a row": lambda on: columns(3000, lts=(KEY[:3000] // 128 + 1) * 128, ute=KEY[:3000] // 128 * 128, on=on),
     "every second block": lambda on: columns(4000, lts=torch.where(KEY[:4000] // 128 % 2 == 0, 0, 4000), on=on),

@@ -1,0 +1,201 @@
+"""Who may touch which part of shared memory when, in the forward kernel: its roles as steps between barriers.
+
+`Kernel` transcribes the roles of templates/fwd (`generate_queue`, `load_tiles`, `store_output`, and `attend` warp by warp)
+without their arithmetic, as `tests.codegen.bwd_protocol` does for the backward; the turns of warp groups are left out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from maskc.codegen.roles import forward_barriers
+from maskc.codegen.spec import KernelSpec
+from tests.codegen.bwd_protocol import Fault, Mbarrier, Memory, Part, Ring, Steps
+
+Item = tuple[int, ...]
+"""KV blocks that a work item visits, by queue slot; (0,) for one whose rows see nothing."""
+
+
+class Kernel:
+    """One CTA that is dealt `items`. broken: the name of a step that is left out, for tests of this model."""
+
+    def __init__(self, spec: KernelSpec, items: tuple[Item, ...], broken: str = "") -> None:
+        self.spec, self.items, self.broken = spec, items, broken
+        self.memory = Memory()
+        self.bars = {(b.name, i): Mbarrier(b.arrivals) for b in forward_barriers(spec) for i in range(b.slots)}
+        self.copies: list[Steps] = []
+        self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
+        self.stored: list[int] = []
+
+    def run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        roles = [self.generator(), self.loader(), *(self.consumer(w) for w in range(self.spec.consumer_warps))]
+        if self.spec.out_dtype == "input":
+            roles.append(self.storer())
+        waiting: list[tuple[Steps, Callable[[], bool] | None]] = [(role, None) for role in roles]
+        pace = [rng.choice((1, 1, 4)) for _ in roles]
+        while waiting:
+            waiting += [(copy, None) for copy in self.copies]
+            pace += [rng.choice((1, 4)) for _ in self.copies]
+            self.copies.clear()
+            ready = [i for i, (_, until) in enumerate(waiting) if until is None or until()]
+            if not ready:
+                raise Fault("nobody can go on")
+            i = rng.choices(ready, [pace[i] for i in ready])[0]
+            try:
+                waiting[i] = waiting[i][0], next(waiting[i][0])
+            except StopIteration:
+                del waiting[i], pace[i]
+        if self.stored != [n for n, item in enumerate(self.items) if sum(item)] and self.spec.out_dtype == "input":
+            raise Fault(f"items {self.stored} were stored")
+
+    def does(self, step: str) -> bool:
+        return step != self.broken
+
+    def q_parts(self, slot: int) -> list[Part]:
+        """A Q tile by the rows of the consumer warps."""
+        return [("q", slot, w) for w in range(self.spec.consumer_warps)]
+
+    def copy(self, bar: Mbarrier, parts: list[Part], content: object) -> None:
+        for part in parts:
+            self.memory.begin_write(part)
+
+        def land() -> Steps:
+            yield None
+            for part in parts:
+                self.memory.end_write(part, content)
+            bar.arrive()
+
+        self.copies.append(land())
+
+    # ---- roles
+
+    def generator(self) -> Steps:
+        ring = Ring(self.spec.queue_slots)
+        for m in range(len(self.messages) + 1):
+            yield self.bars["queue_empty", ring.slot].passed(ring.parity ^ 1)
+            self.memory.write(("queue", ring.slot), m)
+            self.bars["queue_full", ring.slot].arrive()
+            ring.advance()
+
+    def each_message(self, ring: Ring) -> Iterator[Callable[[], bool] | int | None]:
+        """The number of each message once it can be read; whoever iterates gives the slot back."""
+        for m in range(len(self.messages) + 1):
+            yield self.bars["queue_full", ring.slot].passed(ring.parity)
+            self.memory.read(("queue", ring.slot), m)
+            if m < len(self.messages):
+                yield m
+
+    def give_back(self, ring: Ring) -> None:
+        self.bars["queue_empty", ring.slot].arrive()
+        ring.advance()
+
+    def loader(self) -> Steps:
+        spec, bars = self.spec, self.bars
+        queue, q, k, v = Ring(spec.queue_slots), Ring(spec.q_slots), Ring(spec.k_slots), Ring(spec.v_slots)
+        tiles = 0
+        for step in self.each_message(queue):
+            if not isinstance(step, int):
+                yield step
+                continue
+            n, part = self.messages[step]
+            tiles = 0 if part == 0 else tiles
+            for _ in range(self.items[n][part]):
+                yield bars["k_empty", k.slot].passed(k.parity ^ 1)
+                self.copy(bars["k_full", k.slot], [("k", k.slot)], (n, tiles))
+                k.advance()
+                if tiles == 0:
+                    if self.does("wait for Q to be free"):
+                        yield bars["q_empty", q.slot].passed(q.parity ^ 1)
+                    self.copy(bars["q_full", q.slot], self.q_parts(q.slot), n)
+                    q.advance()
+                yield bars["v_empty", v.slot].passed(v.parity ^ 1)
+                self.copy(bars["v_full", v.slot], [("v", v.slot)], (n, tiles))
+                v.advance()
+                tiles += 1
+            self.give_back(queue)
+
+    def storer(self) -> Steps:
+        queue, q = Ring(self.spec.queue_slots), Ring(self.spec.q_slots)
+        for step in self.each_message(queue):
+            if not isinstance(step, int):
+                yield step
+                continue
+            n, part = self.messages[step]
+            self.give_back(queue)
+            wanted = len(self.items[n]) - 1 if self.does("store after the last queue slot") else 0
+            if part != wanted or not self.items[n][0]:
+                continue
+            yield self.bars["o_ready", q.slot].passed(q.parity)
+            for rows in self.q_parts(q.slot):
+                self.memory.begin_read(rows, ("o", n))
+            yield None
+            for rows in self.q_parts(q.slot):
+                self.memory.end_read(rows)
+            self.stored.append(n)
+            self.bars["q_empty", q.slot].arrive()
+            q.advance()
+
+    def consumer(self, warp: int) -> Steps:
+        spec, bars, memory = self.spec, self.bars, self.memory
+        queue, q, k, v = Ring(spec.queue_slots), Ring(spec.q_slots), Ring(spec.k_slots), Ring(spec.v_slots)
+        open_item: tuple[int, int, int] | None = None  # (item, its Q slot, its last tile): its last P V is not done yet
+
+        def output(n: int, tile: int) -> Steps:
+            """P V of a tile."""
+            yield bars["v_full", v.slot].passed(v.parity)
+            memory.begin_read(("v", v.slot), (n, tile))
+            yield None
+            memory.end_read(("v", v.slot))
+            bars["v_empty", v.slot].arrive()
+            v.advance()
+
+        def finish(n: int, slot: int) -> None:
+            if spec.out_dtype == "input":
+                memory.write(("q", slot, warp), ("o", n))
+                bars["o_ready", slot].arrive()
+            else:
+                bars["q_empty", slot].arrive()
+
+        def close() -> Steps:
+            if open_item is not None:
+                yield from output(open_item[0], open_item[2])
+                finish(*open_item[:2])
+
+        for step in self.each_message(queue):
+            if not isinstance(step, int):
+                yield step
+                continue
+            n, part = self.messages[step]
+            if not sum(self.items[n]):
+                self.give_back(queue)
+                if spec.chain and self.does("finish before an empty item"):
+                    yield from close()
+                    open_item = None
+                continue
+            first = sum(self.items[n][:part])
+            for tile in range(first, first + self.items[n][part]):
+                if tile == 0:
+                    yield bars["q_full", q.slot].passed(q.parity)
+                yield bars["k_full", k.slot].passed(k.parity)
+                memory.begin_read(("k", k.slot), (n, tile))
+                memory.begin_read(("q", q.slot, warp), n)
+                yield None
+                memory.end_read(("k", k.slot))
+                memory.end_read(("q", q.slot, warp))
+                bars["k_empty", k.slot].arrive()
+                k.advance()
+                if tile:
+                    yield from output(n, tile - 1)
+                elif spec.chain:
+                    yield from close()
+            self.give_back(queue)
+            if part + 1 < len(self.items[n]):
+                continue
+            open_item = n, q.slot, sum(self.items[n]) - 1
+            q.advance()
+            if not spec.chain:
+                yield from close()
+                open_item = None
+        yield from close()
