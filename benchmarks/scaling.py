@@ -1,6 +1,7 @@
 """Weak scaling of context parallelism: 8192 rows a rank, every rank's local kernel timed in turn on one GPU.
 
     python -m benchmarks.scaling [--seconds 90] [--worlds 4 8 16 32] [--masks causal ...] [--ways contiguous ...] [--out FILE]
+    python -m benchmarks.scaling --tiles [--out FILE]
 
 Ranks hold the rows that the plan gives them; their keys are gathered beforehand, so the times are those of the kernels
 alone. Reported: the slowest rank over the mean, forward and backward; the rate over visible cells against the whole mask
@@ -33,7 +34,9 @@ import maskc
 from benchmarks.kernels import attention, compile_all
 from benchmarks.masks import mask_case, vectors_of
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.forward import forward_spec
 from maskc.codegen.render import CudaSource
+from maskc.codegen.spec_bwd import select_backward
 from maskc.pictures import visible_pairs
 from maskc.runtime import hopper, ops
 from maskc.runtime.balance import RUN_TIME, balance, greedy
@@ -42,6 +45,7 @@ from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOP
 from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.plan_report import received
 from maskc.runtime.tile_work import fitted_seconds, tile_work
+from maskc.tiles import TileClass, classify
 
 ROWS = 8192
 WORLDS = (4, 8, 16, 32)
@@ -243,6 +247,22 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
     return [_row(cell, way, p, v, visible, times, taken[way]) for way, p in found.items()]
 
 
+def tiles_over_one(mask: str, world: int, head_dim: int) -> dict[str, float]:
+    """Tiles that the kernels of balanced ranks visit, over those of the whole mask: above 1 where tiles straddle chunks."""
+    case = mask_case(mask, ROWS * world)
+    spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
+    v, p = spec.vectors(case.seqlen, case.seqlen), plans(spec, world, (BALANCED,))[BALANCED]
+    ranks = [localize(v, p.rows, p.rows.chunks_of(r), p.keys, tuple(sorted(p.needed(r)))) for r in range(p.world)]
+
+    def visited(x: BoundaryVectors, block_q: int, block_kv: int) -> int:
+        return int((classify(x, block_q, block_kv) != TileClass.SKIP.value).sum())
+
+    form = hopper.mask_form(ranks[0])
+    forward, backward = forward_spec(form, head_dim, "bf16"), select_backward(form, head_dim, "bf16")
+    tiles = {"forward": (forward.block_q, forward.block_kv), "backward": (backward.block_q, backward.block_kv)}
+    return {f"{d}_tiles_over_one": sum(visited(x, *tile) for x in ranks) / visited(v, *tile) for d, tile in tiles.items()}
+
+
 def _row(
     cell: Cell, way: str, p: AttentionPlan, v: BoundaryVectors, visible: int, times: dict[str, Times], rounds: int
 ) -> dict[str, Any]:
@@ -331,6 +351,16 @@ def write(path: Path, info: dict[str, Any], rows: Sequence[dict[str, Any]]) -> N
     path.write_text(f'{head},\n "rows": [\n{body}\n ]\n}}\n')
 
 
+def count_tiles(path: Path) -> None:
+    """Put `tiles_over_one` into the balanced rows of a file."""
+    data = json.loads(path.read_text())
+    rows = data.pop("rows")
+    for r in rows:
+        if r["way"] == BALANCED:
+            r |= tiles_over_one(r["mask"], r["world"], r["head_dim"])
+    write(path, data, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--worlds", type=int, nargs="+", default=list(WORLDS))
@@ -341,8 +371,14 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=None, help="start no cell after so many seconds")
+    parser.add_argument(
+        "--tiles", action="store_true", help="time nothing: count tiles for the rows of --out, which takes minutes"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
     args = parser.parse_args()
+    if args.tiles:
+        count_tiles(args.out)
+        return
     gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
     began = time.monotonic()
     info: dict[str, Any] = {"device": "no Hopper GPU: times are the model's, not measured"}

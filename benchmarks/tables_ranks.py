@@ -76,6 +76,14 @@ def rate_alone(kind: str) -> str:
     return ", ".join(f"{a:.2f} to {b:.2f} {n.split('_')[0]}" for n, (a, b) in zip(names, ends, strict=True))
 
 
+def tiles_over_one() -> str:
+    """Tiles that balanced ranks visit over those of the whole mask, least to greatest over the cells, by direction."""
+    names = [f"{direction}_tiles_over_one" for direction in ("forward", "backward")]
+    found = rows_of("scaling", *names)
+    ends = [dict.fromkeys(f"{pick(r[n] for r in found):.2f}" for pick in (min, max)) for n in names]
+    return ", ".join(f"{' to '.join(e)} {n.split('_')[0]}" for n, e in zip(names, ends, strict=True))
+
+
 def _fits() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = results("scaling").get("fit", {})
     if not found:
@@ -405,7 +413,7 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, peak, kept, rate_alone, fits, fitted_rows, fitted_within,
+    scaling, scaling_rates, scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows, fitted_within,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
     training_gpus, ablation, ablated, ablation_size, ablation_steps,

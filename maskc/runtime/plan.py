@@ -216,7 +216,7 @@ def plan(
         world_size, group: number of ranks, or the group to count.
         heads, heads_kv, head_dim: sizes of the model, for bytes and predicted times only.
         nodes: the ranks stand in this many nodes of equal size, node by node.
-        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels best); by default about 8 chunks per rank.
+        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels, of 384 best); by default about 8 chunks per rank.
         order: how rows are dealt out. With "balanced", workloads are equal and, across nodes, traffic is small.
         epsilon: load band of traffic-saving swaps of order "balanced", 0.02 = 2 %. By default only across nodes; given,
             also between ranks.

@@ -122,6 +122,20 @@ def test_forwards_and_backwards_have_rounds_of_their_own(monkeypatch: pytest.Mon
     assert [kind for kind, _ in groupby(kinds)] == ["forward", "backward"] * 3
 
 
+def test_tiles_are_counted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 128 rows: tiles of 192 rows straddle their ends, key tiles of 128 do not."""
+    out = tmp_path / "scaling.json"
+    rows = cell_rows(Cell("causal", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
+    write(out, {"device": "none"}, rows)
+    monkeypatch.setattr(sys, "argv", ["scaling", "--tiles", "--out", str(out)])
+    scaling.main()
+    counted = {
+        r["way"]: (r.get("forward_tiles_over_one"), r.get("backward_tiles_over_one")) for r in json.loads(out.read_text())["rows"]
+    }
+    assert {way for way, found in counted.items() if found != (None, None)} == {"HCC-IPO"}
+    assert counted["HCC-IPO"][0] > 1 == counted["HCC-IPO"][1]
+
+
 def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "scaling.json"
     options = ["--worlds", "4", "8", "--masks", "causal", "--ways", "HCC-IPO", "--seconds", "-1", "--out", str(out)]
