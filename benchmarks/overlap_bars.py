@@ -54,7 +54,7 @@ def as_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def _name(key: tuple[Any, ...]) -> str:
     mask, rows, heads, heads_kv, batch = key
-    return f"{mask}, {rows} rows a GPU, {heads} on {heads_kv} heads" + (f", batch {batch}" if batch > 1 else "")
+    return f"{mask}, {rows} rows a GPU, {heads} on {heads_kv} heads" + (f", batch {batch}" if (batch or 1) > 1 else "")
 
 
 def _of_cell(cell: str, ways: Mapping[str, Row]) -> Iterator[Bar]:

@@ -156,6 +156,9 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     for name in ways:  # everything is compiled, and tables are made
         runs[name], results[name], reasons[name] = attempt(rank, makers[name])  # type: ignore[assignment]
     runs, results = ({name: x for name, x in found.items() if x is not None} for found in (runs, results))
+    refused = [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items() if why]
+    if not runs:
+        return refused
     if "gated" in runs:
         runs["attention"], runs["communication"] = alone(rank, balanced)
     if "dual-chunk gather" in runs:
@@ -182,7 +185,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     }
     rows = [{**row(rank, name, *traffic[name], times, rounds), **host(clock, name)} for name in ways if name in runs]
     rows = [{**r, **same} if r["way"] == "gated" else r for r in rows]
-    return rows + [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items() if why]
+    return rows + refused
 
 
 Result = tuple[Tensor, Tensor]

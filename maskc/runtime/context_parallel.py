@@ -133,9 +133,10 @@ def agreed_call(
 ) -> Call:
     """The call, checked here and compared with the other ranks the first time it is made in this group.
 
-    What is wrong on this rank is raised only once the others know, so that they raise too instead of waiting.
+    What is wrong on this rank, whatever it is, is raised only once the others know, so that they raise too instead of waiting.
     """
-    call, failure = None, None
+    call: Call | None = None
+    failure: Exception | None = None
     try:
         call = _call(spec, q, k, v, peer, plan, strategy, scale, deterministic, backend)
         seen = _agreed.setdefault(comm.process_group(peer), {})
@@ -156,7 +157,7 @@ def agreed_call(
             return _reaching(call, strategy, q, k, v)
         fields = _fields(call, q, k, v, recording)
         _check_local_calls(call, q, k, v)
-    except MaskcError as e:
+    except Exception as e:
         failure = e
         fields = dict.fromkeys(FIELDS, 0)
     try:

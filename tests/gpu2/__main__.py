@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 
 from benchmarks.digest import digest
 from maskc.runtime.schedule import DIRECT
-from tests.gpu2 import cases, devices, faults
+from tests.gpu2 import cases, devices, faults, soak
 from tests.gpu2.worker import MARK
 
 GROUP_SECONDS = 10.0
@@ -199,11 +200,12 @@ def main() -> int:
     with ThreadPoolExecutor(args.parallel or (3 if args.host else 24)) as pool:
         sources = pool.submit(digest)
         first = [c for _, c in numbered[: 2 * len(cases.NAMES)]]
-        compiled = None if args.host else pool.submit(cases.compile_for, first)
+        needed = chain(soak.sources(), faults.sources(), devices.sources(), *map(cases.sources_of, first))
+        compiled = None if args.host else pool.submit(cases.compile_for, needed)
         ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
         pairs = [pool.submit(run_pair, way, deadline, compiled) for way in ways]
-        soaks = [(args.soak, 8), (args.soak // 5, 1), (args.soak // 5, 32)] if args.match in "soak" else []
-        others = [pool.submit(run_soak, deadline, *soak) for soak in soaks]
+        soaks = [(args.soak, 8), (args.soak // 5, 32), (args.soak // 5, 1)] if args.match in "soak" else []
+        others = [pool.submit(run_soak, deadline, *which) for which in soaks]
         others += [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
         both = pool.submit(run_devices, deadline) if args.match in "devices" else None
         results = [r for found in (*pairs, *([both] if both else [])) for r in found.result()]

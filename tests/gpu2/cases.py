@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -175,40 +176,46 @@ def _single(case: PairCase, mask_heads: int) -> Case:
 # ---------------------------------------------------------------- kernels
 
 
-def compile_for(cases: list[PairCase]) -> int:
+def compile_for(sources: Iterable[CudaSource]) -> int:
     """Compile what the ranks will need side by side; the number of kernels. Needs no GPU."""
-    sources = dict.fromkeys((exchange_source(), *(s for case in cases for s in _sources(case))))
+    different = dict.fromkeys((exchange_source(), *sources))
     with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, sources))
-    return len(sources)
+        list(pool.map(compile_cubin, different))
+    return len(different)
 
 
-def _sources(case: PairCase) -> Iterator[CudaSource]:
+def sources_of(case: PairCase) -> Iterator[CudaSource]:
+    strategies = (case.strategy, "copy-then-attend") if case.strategy == "gated" else (case.strategy,)
     spec = case.spec()
+    yield from sources(spec, case.plan(spec), strategies, case.head_dim, case.deterministic)
+
+
+def sources(
+    spec: BoundMask, p: AttentionPlan, strategies: Sequence[str], head_dim: int, deterministic: bool = False
+) -> Iterator[CudaSource]:
+    """Of a call by these strategies on every rank, forward and backward."""
     for kernel in KERNELS["prep"](Request(spec.compiled.fn, spec.compiled.program)):
         yield kernel.source
-    p, v = case.plan(spec), spec.vectors(case.n, case.n)
-    steps = p.schedule(case.strategy).steps
-    for rank in range(WORLD):
-        if case.strategy in DIRECT:
-            columns = [overlap_plan(p, rank).columns]
-            gates = (False, True) if case.strategy == "gated" else (case.strategy == "sm-copy",)
+    v = spec.vectors(p.rows.length, p.keys.length)
+    for strategy, rank in product(strategies, range(WORLD)):
+        if strategy in DIRECT:
+            columns, gated = [overlap_plan(p, rank).columns], strategy != "copy-then-attend"
         else:
-            columns, gates = [s.columns[rank] for s in steps if s.columns[rank]], (False,)
+            steps = p.schedule(strategy).steps
+            columns, gated = [s.columns[rank] for s in steps if s.columns[rank]], False
         for c in columns:
             form = hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(rank), p.keys, c))
-            yield from _variants(form, case, "input" if len(columns) == 1 else "f32", gates)
+            out: OutDtype = "input" if len(columns) == 1 else "f32"
+            yield from _variants(form, head_dim, out, gated, deterministic)
 
 
 @cache
-def _variants(form: MaskForm, case: PairCase, out: OutDtype, gates: tuple[bool, ...]) -> tuple[CudaSource, ...]:
-    forward = forward_spec(form, case.head_dim, "bf16", out)
-    backward = select_backward(form, case.head_dim, "bf16", deterministic=case.deterministic)
-    planned = schedule_spec(form, case.head_dim)
-    found = [schedule_source(planned)] if planned.packed else []
-    for gated in gates:
-        found += [forward_source(replace(forward, gated=gated)), replace(backward, gated=gated).source()]
-    return tuple(found)
+def _variants(form: MaskForm, head_dim: int, out: OutDtype, gated: bool, deterministic: bool) -> tuple[CudaSource, ...]:
+    forward = forward_spec(form, head_dim, "bf16", out)
+    backward = select_backward(form, head_dim, "bf16", deterministic=deterministic)
+    planned = schedule_spec(form, head_dim)
+    schedule = [schedule_source(planned)] if planned.packed else []
+    return *schedule, forward_source(replace(forward, gated=gated)), replace(backward, gated=gated).source()
 
 
 def smaller(case: PairCase) -> PairCase:

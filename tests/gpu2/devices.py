@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 import maskc
+from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.kernels import KERNELS, Request
+from maskc.codegen.render import CudaSource
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import hopper
 from tests.gpu.inputs import suite_mask
 
 MASKS = ("02_causal", "05_doc_full", "06_share_question", "14_sinks_window", "23_fixed_sparse")
+HEAD_DIM = 64
 Results = tuple[Tensor, ...]
 
 
@@ -22,6 +28,20 @@ def checks() -> list[tuple[str, Callable[[], str]]]:
         *((f"devices/in turn/{name}", partial(in_turn, name)) for name in MASKS),
         ("devices/mixed", mixed),
     ]
+
+
+def sources() -> Iterator[CudaSource]:
+    for mask in MASKS:
+        found = suite_mask(mask, 700, 700, random.Random(1))
+        assert found is not None
+        spec = maskc.compile(found[0]).bind(nq=700, nk=700, **found[1])
+        for kernel in KERNELS["prep"](Request(spec.compiled.fn, spec.compiled.program)):
+            yield kernel.source
+        form = hopper.mask_form(spec.vectors(700, 700))
+        planned = schedule_spec(form, HEAD_DIM)
+        yield from [schedule_source(planned)] if planned.packed else []
+        yield forward_source(forward_spec(form, HEAD_DIM, "bf16"))
+        yield select_backward(form, HEAD_DIM, "bf16", deterministic=True).source()
 
 
 def names() -> tuple[str, str]:
@@ -36,7 +56,7 @@ def call(mask: str, device: str, seed: int, n: int = 700) -> Results:
     moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
     spec = maskc.compile(path).bind(nq=n, nk=n, **moved)
     g = torch.Generator().manual_seed(seed)
-    q, k, v, dout = (torch.randn(1, n, h, 64, generator=g).bfloat16().to(device) for h in (4, 2, 2, 4))
+    q, k, v, dout = (torch.randn(1, n, h, HEAD_DIM, generator=g).bfloat16().to(device) for h in (4, 2, 2, 4))
     q, k, v = (t.requires_grad_() for t in (q, k, v))
     out, lse = maskc.run(spec, q, k, v, return_lse=True, deterministic=True)
     grads = torch.autograd.grad(out, (q, k, v), dout)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import maskc
+from maskc.codegen.render import CudaSource
+from tests.gpu2 import cases
 
 DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
 GROUP_SECONDS = 6.0
 """Timeout of the group in these runs."""
+HEAD_DIM = 64
 DEVICE = "cuda" if torch.cuda.device_count() > 1 else "cpu"
 
 
@@ -32,7 +35,7 @@ def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather"
     spec = maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=n, nk=n)
     p = maskc.plan(spec, group=group, chunk=128, order="zigzag")
     g = torch.Generator().manual_seed(0)
-    whole = [torch.randn(1, n, 2, 64, generator=g).bfloat16().to(DEVICE) for _ in range(3)]
+    whole = [torch.randn(1, n, 2, HEAD_DIM, generator=g).bfloat16().to(DEVICE) for _ in range(3)]
     mine = [p.shard(t, rank).clone().requires_grad_() for t in whole]
     out = maskc.run(spec, mine[0] if q is None else q, mine[1], mine[2], group, plan=p, strategy=strategy)
     assert isinstance(out, torch.Tensor)
@@ -40,6 +43,13 @@ def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather"
 
 
 BATCH = [300, 724]
+
+
+def sources() -> Iterator[CudaSource]:
+    for lengths in ([1024], BATCH):
+        spec = maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=1024, nk=1024)
+        p = maskc.plan(spec, world_size=cases.WORLD, chunk=128, order="zigzag")
+        yield from cases.sources(spec, p, ("all-gather", "gated"), HEAD_DIM)
 
 
 def warm(rank: int, group: Any) -> None:
@@ -59,7 +69,7 @@ def other_strategy(rank: int, group: Any) -> None:
 
 
 def refuses(rank: int, group: Any) -> None:
-    call(rank, group, BATCH, q=None if rank == 0 else torch.zeros(1, 3, 2, 64, device=DEVICE, dtype=torch.bfloat16))
+    call(rank, group, BATCH, q=None if rank == 0 else torch.zeros(1, 3, 2, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16))
 
 
 def no_tensor(rank: int, group: Any) -> None:
@@ -69,7 +79,7 @@ def no_tensor(rank: int, group: Any) -> None:
 def on_the_host(rank: int, group: Any) -> None:
     """Tensors where the group cannot send from."""
     spec = maskc.compile("std:causal").bind(nq=512, nk=512)
-    x = torch.zeros(1, 256, 2, 64, device=DEVICE if rank == 0 else "cpu", dtype=torch.bfloat16)
+    x = torch.zeros(1, 256, 2, HEAD_DIM, device=DEVICE if rank == 0 else "cpu", dtype=torch.bfloat16)
     maskc.run(spec, x, x, x, group)
 
 

@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 import maskc
+from maskc.binding.bound import BoundMask
+from maskc.codegen.render import CudaSource
 from maskc.runtime.plan import AttentionPlan
 from tests.gpu.inputs import suite_mask
-from tests.gpu2 import faults
+from tests.gpu2 import cases, faults
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "14_sinks_window")
+HEAD_DIM = 64
 TOGETHER = 20
 """Calls without a synchronisation between them."""
 LONGEST = 2e-3
@@ -40,9 +44,8 @@ class Call:
         return [out.detach(), lse.detach(), dk, dv]  # dq is added up as it comes
 
 
-def made(rank: int) -> list[Call]:
-    host = faults.DEVICE == "cpu"
-    calls = []
+def masks(host: bool = False) -> Iterator[tuple[BoundMask, AttentionPlan]]:
+    """Of the calls, the same on both ranks."""
     for number, name in enumerate(MASKS):
         n = (64, 61)[number % 2] if host else (1024, 1500, 2048)[number % 3]
         found = suite_mask(name, n, n, random.Random(number))
@@ -50,9 +53,19 @@ def made(rank: int) -> list[Call]:
         path, inputs = found
         spec = maskc.compile(path).bind(nq=n, nk=n, **inputs)
         order = ("balanced", "zigzag", "contiguous")[number % 3]
-        p = maskc.plan(spec, world_size=2, chunk=8 if host else 128, order=order)  # type: ignore[arg-type]
+        yield spec, maskc.plan(spec, world_size=2, chunk=8 if host else 128, order=order)  # type: ignore[arg-type]
+
+
+def sources() -> Iterator[CudaSource]:
+    for spec, p in masks():
+        yield from cases.sources(spec, p, ("gated", "copy-then-attend"), HEAD_DIM)
+
+
+def made(rank: int) -> list[Call]:
+    calls = []
+    for number, (spec, p) in enumerate(masks(faults.DEVICE == "cpu")):
         g = torch.Generator().manual_seed(number)
-        whole = [torch.randn(1, n, h, 64, generator=g).bfloat16() for h in (4, 2, 2, 4)]
+        whole = [torch.randn(1, p.rows.length, h, HEAD_DIM, generator=g).bfloat16() for h in (4, 2, 2, 4)]
         calls.append(Call(spec, p, [p.shard(t, rank).to(faults.DEVICE) for t in whole]))
     return calls
 
