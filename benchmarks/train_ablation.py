@@ -40,6 +40,8 @@ from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape
 SPARSITIES = (0.70, 0.80, 0.86)
 CHUNKS = 4
 """Of a rank: enough to be within 1 % of even, and few enough copies for the host to keep ahead."""
+GROUPS = 2
+"""Of heads, copied one after another: work on the first begins half-way, and the host keeps ahead of so many copies."""
 NODES = 2
 PACKS = 1
 """Documents of one sparsity that the steps are divided over."""
@@ -199,9 +201,9 @@ class Rank:
             readers=tuple(reader for reader, _ in part.plan.lends),
             timeout=TIMEOUT,
             rate=INSIDE * LINK_RATE,
-            groups=1,  # all heads of a chunk in one copy: the host has to keep ahead of short layers
+            groups=GROUPS if shape.kv_heads % GROUPS == 0 else 1,
         )
-        link.carry_behind(self.over.plan)
+        link.carry_behind(self.over.forward_cut, self.over.backward_cut)
         vectors = spec.vectors(s.seqlen, s.seqlen, s.device)
         self.local = localize(vectors, p.rows, p.rows.chunks_of(rank), p.keys, part.plan.columns, s.device)
         row_bytes = sum(t[:, 0].numel() * t.element_size() for t in memory.keys)

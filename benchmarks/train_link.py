@@ -23,7 +23,7 @@ from torch import Tensor
 
 from maskc.runtime import driver_api
 from maskc.runtime.layout import Layout
-from maskc.runtime.overlap_plan import OverlapPlan, visit_order
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, visit_order
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import KeyShape, Pair, copy
@@ -103,12 +103,14 @@ class Link:
     """The transport of one simulated rank."""
 
     joins = True
+    one_engine = False
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
         self._complete: set[tuple[int, int]] = set()  # first chunks and heads of copies that lie in the key buffer
         self._starts = starts(keys)
-        self._last_pull = self._last_push = -1  # chunks, see `carry_behind`
+        self._last_pulls: set[tuple[int, int, int, int]] = set()  # see `carry_behind`
+        self._last_push = -1
         pulls = part.plan.pulls
         self._last_owner = pulls[-1].source if pulls else None
         words = torch.tensor([READY, 0, 0 if pulls else READY], dtype=torch.int32)
@@ -118,10 +120,14 @@ class Link:
         self._passing, self._outgoing = memory.shape.empty(most, memory.device), memory.shape.gradients(most, memory.device)
         self._staged: dict[int, Pair] = {}
 
-    def carry_behind(self, plan: OverlapPlan) -> None:
-        """What is carried for neighbours goes after everything that the executor's plan copies."""
-        if plan.pulls:
-            self._last_pull, self._last_push = plan.slots[-1].chunk, plan.slots[-1].chunks[-1]
+    def carry_behind(self, forward: Cut, backward: Cut) -> None:
+        """What is carried for neighbours goes after everything that the executor copies in these pieces."""
+        if not forward.plan.pulls:
+            return
+        for cut in (forward, backward):
+            last = cut.pieces[-1]
+            self._last_pulls.add(_piece(cut.plan.slot_of(last).chunk, cut.heads_of(last), cut.plan.slot_of(last).rows))
+        self._last_push = backward.plan.slots[-1].chunks[-1]
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         return self._epochs.begin(readers, owners)
@@ -137,7 +143,7 @@ class Link:
         piece, rows = (chunk, heads.start), into[0].shape[1]
         self._copied(chunk, into, self.readable(rank, half, chunk, heads, rows), whole=piece not in self._complete)
         self._complete.add(piece)
-        if chunk == self._last_pull and self._last_heads(heads):
+        if _piece(chunk, heads, rows) in self._last_pulls:
             for c in self.part.carried:
                 source = self.readable(rank, half, c, slice(None), self.keys.size_of(c))
                 self._copied(c, [t[:, : self.keys.size_of(c)] for t in self._passing], source)
@@ -152,7 +158,7 @@ class Link:
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         self._copied(chunk, self._left(chunk, heads), [t[0] for t in grads])
-        if chunk == self._last_push and self._last_heads(heads):
+        if chunk == self._last_push and heads.stop == self.memory.shape.heads:
             for c in self.part.carried:
                 self._copied(c, self._left(c, slice(None)), [t[0, :, : self.keys.size_of(c)] for t in self._outgoing])
 
@@ -166,9 +172,6 @@ class Link:
 
     def release(self, epoch: int) -> None:
         """Nothing waits for a word."""
-
-    def _last_heads(self, heads: slice) -> bool:
-        return bool(heads.stop == self.memory.shape.heads)
 
     def _left(self, chunk: int, heads: slice) -> Pair:
         start = self._starts[chunk]
@@ -186,6 +189,10 @@ class Link:
                 continue
             for _ in range(self.inside if far else 1):
                 _between_gpus(a, b, self.memory.device)
+
+
+def _piece(chunk: int, heads: slice, rows: int) -> tuple[int, int, int, int]:
+    return chunk, heads.start, heads.stop, rows
 
 
 def _between_gpus(into: Tensor, source: Tensor, device: torch.device) -> None:

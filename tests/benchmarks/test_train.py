@@ -193,15 +193,16 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
     carried = sum(p.keys.size_of(c) for c in part.carried)
     fast = {c: n if c in part.across else -(-n // train_ablation.INSIDE) for c, n in rows.items()}
     assert 0 < sum(fast.values()) < sum(rows.values())
+    forward, backward = rank.over.forward_cut, rank.over.backward_cut
     for expected in (rows, fast, fast):
         copied.clear()
-        for piece in rank.over.plan.pieces(rank.over.groups):
-            rank.over.pull(piece, 0)
+        for piece in forward.pieces:
+            rank.over.pull(forward, piece, 0)
         assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
     copied.clear()
     grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, part.plan.rows, 1, 8) for _ in range(2)))
-    for piece in rank.over.plan.pieces(rank.over.groups):
-        rank.over.push(piece, grads)
+    for piece in backward.pieces:
+        rank.over.push(backward, piece, grads)
     assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)
 
 
