@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, product
 from operator import itemgetter
 from typing import Literal, TypeAlias, TypeVar, assert_never
@@ -26,11 +26,9 @@ from torch import Tensor
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.runtime import exchange, hopper
-from maskc.runtime.layout import Layout
-from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_kernels import Gradients, KeyBuffer, Lasting, backward_block, forward_block
-from maskc.runtime.overlap_plan import Cut, OverlapPlan
+from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.overlap_sum import GradientSum, lent_runs, over_splits
 from maskc.runtime.protocol import (
     Attend,
@@ -51,7 +49,7 @@ from maskc.runtime.protocol import (
     call_steps,
     regrouped,
 )
-from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major, read_word, write_word
+from maskc.runtime.transport import Pair, head_major, read_word, write_word
 
 Executor: TypeAlias = Literal["gated", "copy-then-attend", "sm-copy"]
 STOPPED = 0xFFFFFFFF
@@ -66,39 +64,19 @@ Result = TypeVar("Result")
 
 
 class Overlapped(KeyBuffer):
-    """One rank of overlapped attention over one plan: its key buffer, used by one call after another.
+    """One rank of overlapped attention over one plan: its key buffer, used by one call after another."""
 
-    plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: ranks that copy from this one.
-    timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
-    rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
-    allows. Neither changes a result, and ranks may differ in them.
+    @cached_property
+    def sums(self) -> GradientSum:
+        return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
-    Raises:
-        MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
-    """
+    @cached_property
+    def _lent(self) -> tuple[slice, ...]:
+        return lent_runs(self.plan, self.layout)
 
-    def __init__(
-        self,
-        plan: OverlapPlan,
-        keys: Layout,
-        shape: KeyShape,
-        transport: Transport,
-        queues: Queues,
-        device: torch.device,
-        *,
-        readers: Sequence[int] = (),
-        timeout: float = 10.0,
-        lasting: Lasting | None = None,
-        rate: float = DEFAULT_MACHINE.intra,
-        groups: int | None = None,
-    ) -> None:
-        super().__init__(plan, keys, shape, transport, queues, device, timeout, lasting, rate, groups)
-        self.readers = tuple(readers)
-        self._copies: dict[tuple[Cut, int], tuple[Tensor, Tensor]] = {}
-        self.push_rows = getattr(transport, "push_rows", None)
-        self.one_engine = getattr(transport, "one_engine", False)
-        self.sums = GradientSum(self.plan, keys, shape, transport, device)
-        self._lent = lent_runs(self.plan, keys)
+    @cached_property
+    def _copies(self) -> dict[tuple[Cut, int], tuple[Tensor, Tensor]]:
+        return {}
 
     # ---- calls
 
@@ -173,7 +151,7 @@ class Overlapped(KeyBuffer):
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         cut = self.backward_cut
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv))
-        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, gather, cut.together, self.one_engine)
+        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, gather, cut.together, self.transport.one_engine)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -310,9 +288,10 @@ class Overlapped(KeyBuffer):
     def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
         at, heads = cut.plan.slot_of(piece), cut.heads_of(piece, groups)
-        if self.push_rows is not None and made.dk.shape[0] == 1:
+        push_rows = getattr(self.transport, "push_rows", None)
+        if push_rows is not None and made.dk.shape[0] == 1:
             rows = slice(at.start, at.start + at.rows)
-            self.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
+            push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             return
         start = at.start
         for chunk in at.chunks:

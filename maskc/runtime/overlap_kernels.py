@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple, TypeVar
@@ -91,7 +92,16 @@ NOWHERE = 1 << 30
 
 
 class KeyBuffer:
-    """The key buffer of one rank and plan; see `Overlapped`, which fills it."""
+    """The key buffer of one rank and plan; see `Overlapped`, which fills it.
+
+    plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: ranks that copy from this one.
+    timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
+    rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
+    allows. Neither changes a result, and ranks may differ in them.
+
+    Raises:
+        MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
+    """
 
     def __init__(
         self,
@@ -101,14 +111,17 @@ class KeyBuffer:
         transport: Transport,
         queues: Queues,
         device: torch.device,
-        timeout: float,
-        lasting: Lasting | None,
-        rate: float,
-        groups: int | None,
+        *,
+        readers: Sequence[int] = (),
+        timeout: float = 10.0,
+        lasting: Lasting | None = None,
+        rate: float = DEFAULT_MACHINE.intra,
+        groups: int | None = None,
     ) -> None:
         _check(plan, keys, timeout)
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
+        self.readers = tuple(readers)
         row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
         self.forward_cut = self._cut(choose_pieces(plan, shape.heads, row_bytes, rate), groups)
         back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate), groups)
@@ -120,7 +133,7 @@ class KeyBuffer:
         self._places: dict[int, Pair] = {}
 
     def _cut(self, chosen: tuple[int, int], groups: int | None) -> Cut:
-        plan = joined(self.plan, self.layout, chosen[1]) if getattr(self.transport, "joins", False) else self.plan
+        plan = joined(self.plan, self.layout, chosen[1]) if self.transport.joins else self.plan
         cut = Cut(plan, groups or chosen[0], self.shape.heads)
         if cut.words > GATE_SLOTS:
             what = f"{len(plan.slots)} key chunks in {cut.groups} groups of heads"

@@ -260,6 +260,8 @@ def test_plans_that_relay_are_refused() -> None:
 class Shared:
     """Every rank's source halves and words in one process: the transport of rank `rank`."""
 
+    joins = one_engine = False
+
     def __init__(
         self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout, staging: dict[tuple[int, int], Pair]
     ) -> None:
