@@ -262,7 +262,8 @@ class Overlapped(KeyBuffer):
                 if call.executor == "copy-then-attend":
                     queues.follow("compute", "copy")
                 made = attend()
-                queues.follow("compute", "offer")  # what comes next may write to own keys
+                if self.readers:
+                    queues.follow("compute", "offer")  # what comes next may write to own keys
                 if call.executor == "copy-then-attend":
                     queues.follow("send", "compute")
                     self._report()
