@@ -19,10 +19,10 @@ def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtyp
         return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64, chain=True, headroom_log2=headroom)
     if head_dim == 64:
         return KernelSpec(head_dim, dtype, out_dtype, form, block_q=192, warp_groups=3, headroom_log2=headroom)
+    block_kv = 80 if form.closed else 64  # masks with data have short runs and edges
     return KernelSpec(
-        head_dim, dtype, out_dtype, form, block_q=192, block_kv=64, warp_groups=3, k_slots=3, v_slots=3,
-        ping_pong=False, headroom_log2=headroom,
-    )  # fmt: skip
+        head_dim, dtype, out_dtype, form, 192, block_kv, warp_groups=3, k_slots=3, v_slots=3, headroom_log2=headroom
+    )
 
 
 def schedule_spec(form: MaskForm, head_dim: int) -> KernelSpec:
