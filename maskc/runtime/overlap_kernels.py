@@ -16,6 +16,7 @@ from maskc.codegen.spec import GATE_SLOTS, KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import hopper, hopper_bwd, ops
+from maskc.runtime.exchange import Run
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
@@ -229,14 +230,11 @@ class KeyBuffer:
         """
         if k.device.type != "cuda" or len(self._runs) != 1:
             return None
-        start, rows = self._runs[0]
-        block = -(-start // block_kv)
-        first = rows.start + block * block_kv - start
-        if first >= rows.stop:
+        block, lead, own = by_blocks(self._runs[0], block_kv)
+        if own.start >= own.stop:
             return None
-        lead = ((start, slice(rows.start, first)),) if first > rows.start else ()
-        own = slice(first, rows.stop)
-        return InPlace(block, (hopper.addressable(k[:, own]), hopper.addressable(v[:, own])), lead)
+        pair = hopper.addressable(k[:, own]), hopper.addressable(v[:, own])
+        return InPlace(block, pair, (lead,) if lead[1].start < lead[1].stop else ())
 
     # ---- places
 
@@ -337,6 +335,14 @@ def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:
 def _supported(local: BoundaryVectors, q: Tensor, keys: Tensor, values: Tensor) -> None:
     if (reason := hopper.why_not(local, q, keys, values)) is not None:
         raise MaskcError(reason)
+
+
+def by_blocks(run: Run, block_kv: int) -> tuple[int, Run, slice]:
+    """(first block that begins with rows of the run or behind, the rows before it and their place, the others)."""
+    start, rows = run
+    block = -(-start // block_kv)
+    first = min(rows.stop, rows.start + block * block_kv - start)
+    return block, (start, slice(rows.start, first)), slice(first, rows.stop)
 
 
 def forward_block(local: BoundaryVectors, q: Tensor) -> int:

@@ -22,6 +22,7 @@ from maskc.runtime import hopper
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
+from maskc.runtime.overlap_kernels import by_blocks
 from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
@@ -252,6 +253,18 @@ def test_plans_that_relay_are_refused() -> None:
             CPU,
             timeout=1e5,
         )
+
+
+@pytest.mark.parametrize("block", [1, 64, 80, 128])
+@pytest.mark.parametrize("start", [0, 64, 127, 128, 2000])
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 64), slice(10, 300)])
+def test_own_keys_in_place_begin_with_a_block(block: int, start: int, rows: slice) -> None:
+    first, (place, lead), own = by_blocks((start, rows), block)
+    assert place == start
+    assert (lead.start, lead.stop, own.stop) == (rows.start, own.start, rows.stop), "all rows, once"
+    if own.start < own.stop:
+        assert first * block == start + own.start - rows.start
+        assert 0 <= lead.stop - lead.start < block
 
 
 # ---------------------------------------------------------------- ranks that copy from each other
