@@ -1,7 +1,7 @@
 """Who may touch which part of shared memory when, in the forward kernel: its roles as steps between barriers.
 
 `Kernel` transcribes the roles of templates/fwd (`generate_queue`, `load_tiles`, `store_output`, and `attend` warp by warp)
-without their arithmetic, as `tests.codegen.bwd_protocol` does for the backward; the turns of warp groups are left out.
+without their arithmetic, as `tests.codegen.bwd_protocol` does for the backward.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from maskc.codegen.roles import forward_barriers
+from maskc.codegen.roles import forward_barriers, forward_named
 from maskc.codegen.spec import KernelSpec
-from tests.codegen.bwd_protocol import Fault, Mbarrier, Memory, Part, Ring, Steps
+from tests.codegen.bwd_protocol import Fault, Mbarrier, Memory, Named, Part, Ring, Steps
 
 Item = tuple[int, ...]
 """KV blocks that a work item visits, by queue slot; (0,) for one whose rows see nothing."""
@@ -24,6 +24,7 @@ class Kernel:
         self.spec, self.items, self.broken = spec, items, broken
         self.memory = Memory()
         self.bars = {(b.name, i): Mbarrier(b.arrivals) for b in forward_barriers(spec) for i in range(b.slots)}
+        self.turns = [Named(b.arrivals) for b in forward_named(spec) if b.name == "turn" for _ in range(b.slots)]
         self.copies: list[Steps] = []
         self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
         self.stored: list[int] = []
@@ -140,12 +141,27 @@ class Kernel:
     def consumer(self, warp: int) -> Steps:
         spec, bars, memory = self.spec, self.bars, self.memory
         queue, q, k, v = Ring(spec.queue_slots), Ring(spec.q_slots), Ring(spec.k_slots), Ring(spec.v_slots)
+        group, groups = warp // 4, spec.warp_groups
         open_item: tuple[int, int, int] | None = None  # (item, its Q slot, its last tile): its last P V is not done yet
+        if self.turns and group == 0:
+            self.turns[0].arrive(32)
 
-        def output(n: int, tile: int) -> Steps:
-            """P V of a tile."""
+        def take_turn() -> Steps:
+            if self.turns:
+                yield self.turns[group].sync(32)
+
+        def pass_turn() -> None:
+            if self.turns and self.does("give the turn on"):
+                self.turns[(group + 1) % groups].arrive(32)
+
+        def output(n: int, tile: int, scored: Callable[[], None] | None = None) -> Steps:
+            """P V of a tile; scored: what follows the next one's Q K^T, in whose turn it is issued."""
             yield bars["v_full", v.slot].passed(v.parity)
             memory.begin_read(("v", v.slot), (n, tile))
+            if scored is not None:
+                pass_turn()
+                yield None
+                scored()
             yield None
             memory.end_read(("v", v.slot))
             bars["v_empty", v.slot].arrive()
@@ -158,10 +174,27 @@ class Kernel:
             else:
                 bars["q_empty", slot].arrive()
 
-        def close() -> Steps:
+        def close(scored: Callable[[], None] | None = None) -> Steps:
             if open_item is not None:
-                yield from output(open_item[0], open_item[2])
+                yield from output(open_item[0], open_item[2], scored)
                 finish(*open_item[:2])
+            elif scored is not None:
+                pass_turn()
+                yield None
+                scored()
+
+        def score(n: int, tile: int) -> Callable[[], None]:
+            """Q K^T of a tile under way; what ends it."""
+            memory.begin_read(("k", k.slot), (n, tile))
+            memory.begin_read(("q", q.slot, warp), n)
+
+            def end() -> None:
+                memory.end_read(("k", k.slot))
+                memory.end_read(("q", q.slot, warp))
+                bars["k_empty", k.slot].arrive()
+                k.advance()
+
+            return end
 
         for step in self.each_message(queue):
             if not isinstance(step, int):
@@ -179,17 +212,16 @@ class Kernel:
                 if tile == 0:
                     yield bars["q_full", q.slot].passed(q.parity)
                 yield bars["k_full", k.slot].passed(k.parity)
-                memory.begin_read(("k", k.slot), (n, tile))
-                memory.begin_read(("q", q.slot, warp), n)
+                if tile or spec.chain:
+                    yield from take_turn()
+                scored = score(n, tile)
                 yield None
-                memory.end_read(("k", k.slot))
-                memory.end_read(("q", q.slot, warp))
-                bars["k_empty", k.slot].arrive()
-                k.advance()
                 if tile:
-                    yield from output(n, tile - 1)
+                    yield from output(n, tile - 1, scored)
                 elif spec.chain:
-                    yield from close()
+                    yield from close(scored)
+                else:
+                    scored()
             self.give_back(queue)
             if part + 1 < len(self.items[n]):
                 continue
