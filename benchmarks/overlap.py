@@ -63,9 +63,9 @@ Runs = dict[str, Callable[[], Any]]
 class Pairing:
     """The rank of a cell, and where there is room for its buffers the same rank under the baseline that gathers all."""
 
-    def __init__(self, cell: Cell, device: torch.device) -> None:
-        self.made = problem(cell)
-        self.ours = Rank(self.made, self.made.order, device)
+    def __init__(self, made: Problem, device: torch.device) -> None:
+        cell = made.cell
+        self.made, self.ours = made, Rank(made, made.order, device)
         room = cell.seqlen * cell.heads_kv <= 1 << 20
         self.whole = Rank(*everything_gathered(cell), device) if room else None
 
@@ -295,10 +295,12 @@ def main() -> None:
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "digest": digest(), "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     left = []
-    wanted = [c for c in chosen if problem(c).order.pulls]  # elsewhere no rank needs keys of another
-    for cell in wanted:
+    for cell in chosen:
         started = time.monotonic()
-        pairing = Pairing(cell, device) if started < deadline else None
+        made = problem(cell) if started < deadline else None
+        if made is not None and not made.order.pulls:
+            continue  # no rank needs keys of another
+        pairing = None if made is None else Pairing(made, device)
         for direction in args.directions:
             if pairing is None or time.monotonic() > deadline:
                 left.append(f"{cell} {direction}")

@@ -77,7 +77,7 @@ def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> 
     cell = Cell("causal_document", 1024, 2, 1, 2, 2)
     executors = ["gated", "sm-copy", "copy-then-attend", "dual-chunk gather"]
     needed = {"mask", "seqlen", "kv_heads", "direction", "executor", "link", "t_attention_ms", "t_comm_ms", "t_overlap_ms"}
-    pairing = overlap.Pairing(cell, torch.device("cpu"))
+    pairing = overlap.Pairing(problem(cell), torch.device("cpu"))
     for direction, more in (("forward", ["peer by peer"]), ("backward", [])):
         rows = overlap.measure(pairing, 0.0, direction)
         assert [r["executor"] for r in rows] == [*executors, *more]
