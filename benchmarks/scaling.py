@@ -22,7 +22,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,8 @@ import torch
 
 import maskc
 from benchmarks.kernels import attention, compile_all
-from benchmarks.masks import mask_case, vectors_of
+from benchmarks.masks import MaskCase, mask_case, vectors_of
+from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.render import CudaSource
@@ -48,6 +49,9 @@ from maskc.runtime.tile_work import fitted_seconds, tile_work
 from maskc.tiles import TileClass, classify
 
 ROWS = 8192
+"""Rows of a rank, in chunks of an eighth."""
+WHOLE_TILES = 9216
+"""The same where chunks are whole tiles of the kernels: six of 192 rows forward, nine of 128 keys backward."""
 WORLDS = (4, 8, 16, 32)
 MASKS = ("causal_document", "prefix_lm_document", "share_question", "sliding_window", "causal")
 WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
@@ -78,11 +82,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cell:
-    """One mask on so many ranks."""
+    """One mask on so many ranks of so many rows."""
 
     mask: str
     world: int
     shape: Shape
+    rows: int = field(default_factory=lambda: ROWS)
+
+    def case(self) -> MaskCase:
+        return mask_case(self.mask, self.rows * self.world)
+
+    def spec(self) -> BoundMask:
+        case = self.case()
+        return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
 
 
 @dataclass(frozen=True)
@@ -94,20 +106,32 @@ class Times:
 
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
-    """Causal documents with the paper's heads first, then the other masks with few heads, small groups first."""
-    first = [(mask, world) for mask in args.masks for world in args.worlds if mask == MASKS[0]]
-    others = [(mask, world) for world in args.worlds for mask in args.masks if mask != MASKS[0]]
-    for mask, world in first + others:
-        heads = args.heads or (64 if mask == MASKS[0] else FEW_HEADS)
-        yield Cell(mask, world, Shape(max(1, 32 // world), heads, args.heads_kv, args.head_dim))
+    """Causal documents with the paper's heads first, then the other masks with few heads, small groups first.
+
+    Behind groups of LARGE come those whose chunks are whole tiles.
+    """
+
+    def cell(mask: str, world: int, heads: int, rows: int = ROWS) -> Cell:
+        return Cell(mask, world, Shape(max(1, 32 // world), args.heads or heads, args.heads_kv, args.head_dim), rows)
+
+    yield from (cell(MASKS[0], world, 64) for world in args.worlds if MASKS[0] in args.masks)
+    others = [mask for mask in args.masks if mask != MASKS[0]]
+    small = [world for world in args.worlds if world <= LARGE]
+    for world in small:
+        yield from (cell(mask, world, FEW_HEADS) for mask in others)
+    for world in small:
+        yield from (cell(mask, world, FEW_HEADS, WHOLE_TILES) for mask in args.masks)
+    for world in args.worlds:
+        yield from (cell(mask, world, FEW_HEADS) for mask in others if world > LARGE)
 
 
-def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPlan]:
-    aware = plan(spec, world_size=world, chunk=ROWS // 8)
+def plans(spec: Any, world: int, names: Sequence[str], rows: int | None = None) -> dict[str, AttentionPlan]:
+    chunk = (rows or ROWS) // 8
+    aware = plan(spec, world_size=world, chunk=chunk)
     loads = aware.parts[0].workloads
     makers: dict[str, Callable[[], AttentionPlan]] = {
-        "contiguous": lambda: plan(spec, world_size=world, order="contiguous", chunk=ROWS // 8),
-        "dual chunk": lambda: plan(spec, world_size=world, order="zigzag", chunk=ROWS // 8),
+        "contiguous": lambda: plan(spec, world_size=world, order="contiguous", chunk=chunk),
+        "dual chunk": lambda: plan(spec, world_size=world, order="zigzag", chunk=chunk),
         "heap": lambda: assigned(aware, greedy(loads, world), "heap"),
         "LPT": lambda: assigned(aware, balance(loads, world, pairs=False), "LPT"),
         "HCC-IPO": lambda: assigned(aware, balance(loads, world, RUN_TIME), "HCC-IPO"),
@@ -222,36 +246,34 @@ SHORT = "short"
 
 def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device | None) -> list[dict[str, Any]]:
     """A row per way of dealing out the chunks; without a device the times are the model's."""
-    case = mask_case(cell.mask, ROWS * cell.world)
-    spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
-    v = spec.vectors(case.seqlen, case.seqlen)
-    found = plans(spec, cell.world, ways)
+    spec, length = cell.spec(), cell.rows * cell.world
+    v = spec.vectors(length, length)
+    found = plans(spec, cell.world, ways, cell.rows)
     times: dict[str, Times] = {}
     rounds = min(rounds, 2) if cell.world > LARGE else rounds
     taken = {way: rounds if p.imbalance < SETTLED else 1 for way, p in found.items()}
     if "LPT" in taken:
         taken["LPT"] = min(taken["LPT"], 1 if cell.world > LARGE else 2)
     if device is not None:
-        whole = spec.vectors(case.seqlen, case.seqlen, device)
+        whole = spec.vectors(length, length, device)
         jobs = {ALONE: Job(whole, rounds)}
         if v.causal and cell.world <= LARGE:
-            jobs[FOLDED] = Job(fold_causal(whole, device), rounds)
+            jobs[FOLDED] = Job(fold_causal(whole, device), min(rounds, 2))
         if cell.shape.batch % cell.world == 0:
             jobs[SHORT] = Job(whole, rounds, cell.shape.batch // cell.world)
         for way, p in found.items():
             for rank in range(p.world):
                 local = localize(whole, p.rows, p.rows.chunks_of(rank), p.keys, tuple(sorted(p.needed(rank))), device)
                 jobs[f"{way} {rank}"] = Job(local, taken[way])
-        times = Bench(cell.shape, case.seqlen, device).run(jobs, rounds)
+        times = Bench(cell.shape, length, device).run(jobs, rounds)
     visible = visible_pairs(v) // (v.batch * v.heads)
     return [_row(cell, way, p, v, visible, times, taken[way]) for way, p in found.items()]
 
 
-def tiles_over_one(mask: str, world: int, head_dim: int) -> dict[str, float]:
+def tiles_over_one(cell: Cell) -> dict[str, float]:
     """Tiles that the kernels of balanced ranks visit, over those of the whole mask: above 1 where tiles straddle chunks."""
-    case = mask_case(mask, ROWS * world)
-    spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
-    v, p = spec.vectors(case.seqlen, case.seqlen), plans(spec, world, (BALANCED,))[BALANCED]
+    spec, length, head_dim = cell.spec(), cell.rows * cell.world, cell.shape.head_dim
+    v, p = spec.vectors(length, length), plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED]
     ranks = [localize(v, p.rows, p.rows.chunks_of(r), p.keys, tuple(sorted(p.needed(r)))) for r in range(p.world)]
 
     def visited(x: BoundaryVectors, block_q: int, block_kv: int) -> int:
@@ -275,7 +297,7 @@ def _row(
     exchange = max(received(p)) * row_bytes * shape.batch / DEFAULT_MACHINE.intra
     flops = {"forward": shape.flops(visible), "backward": shape.flops(visible) * BACKWARD_FACTOR}
     out: dict[str, Any] = {"mask": cell.mask, "world": cell.world, "way": way, **asdict(shape), "measured": bool(times)}
-    out |= {"rounds": rounds, "predicted_peak_over_mean": p.imbalance}
+    out |= {"rows_per_rank": cell.rows, "rounds": rounds, "predicted_peak_over_mean": p.imbalance}
     for direction in ("forward", "backward"):
         per_rank = [getattr(t, direction) for t in ranks]
         moved = exchange * (1 if direction == "forward" else 2)
@@ -332,7 +354,8 @@ def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def line(r: dict[str, Any]) -> str:
-    cells = [f"{r['mask']:18} P={r['world']:2} B={r['batch']} H={r['heads']:2} {r['way']:10}"]
+    rows = f" of {r['rows_per_rank']} rows" if r["rows_per_rank"] != ROWS else ""
+    cells = [f"{r['mask']:18} P={r['world']:2}{rows} B={r['batch']} H={r['heads']:2} {r['way']:10}"]
     for d in ("forward", "backward"):
         rate = f" rate {r[f'{d}_rate_against_one']:.3f}" if r["measured"] else ""
         for kind in (FOLDED, SHORT):
@@ -344,21 +367,34 @@ def line(r: dict[str, Any]) -> str:
     return "  ".join(cells)
 
 
+TABLES = ("rows", "whole_tiles")
+"""Of the file: cells of ROWS rows a rank, and of WHOLE_TILES."""
+
+
 def write(path: Path, info: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """The results as JSON, a row a line."""
     head = json.dumps({**info, "fit": fits(rows)}, indent=1).removesuffix("\n}")
-    body = ",\n".join(f"  {json.dumps(r)}" for r in rows)
-    path.write_text(f'{head},\n "rows": [\n{body}\n ]\n}}\n')
+    for table in TABLES:
+        lines = [json.dumps(r) for r in rows if (r["rows_per_rank"] == ROWS) == (table == TABLES[0])]
+        head += f',\n "{table}": [\n  ' + ",\n  ".join(lines) + "\n ]"
+    path.write_text(f"{head}\n}}\n")
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What `write` was given."""
+    data = json.loads(path.read_text())
+    rows = [r for table in TABLES for r in data.pop(table)]
+    return {name: value for name, value in data.items() if name != "fit"}, rows
 
 
 def count_tiles(path: Path) -> None:
     """Put `tiles_over_one` into the balanced rows of a file."""
-    data = json.loads(path.read_text())
-    rows = data.pop("rows")
+    info, rows = read(path)
     for r in rows:
         if r["way"] == BALANCED:
-            r |= tiles_over_one(r["mask"], r["world"], r["head_dim"])
-    write(path, data, rows)
+            shape = Shape(*(r[f.name] for f in fields(Shape)))
+            r |= tiles_over_one(Cell(r["mask"], r["world"], shape, r["rows_per_rank"]))
+    write(path, info, rows)
 
 
 def main() -> None:
@@ -387,7 +423,7 @@ def main() -> None:
 
         info = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "digest": digest()}
         compile_all(sources(args.masks, args.head_dim))
-    info |= {"machine": asdict(DEFAULT_MACHINE), "rows_per_rank": ROWS, "not_run": []}
+    info |= {"machine": asdict(DEFAULT_MACHINE), "not_run": []}
     print(f"{info['device']}; links and rates of the model: {DEFAULT_MACHINE}")
     rows: list[dict[str, Any]] = []
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -395,13 +431,14 @@ def main() -> None:
         if args.seconds is not None and time.monotonic() - began > args.seconds:
             info["not_run"].append(asdict(cell))
             continue
-        made = cell_rows(cell, args.ways, args.rounds, torch.device("cuda") if gpu else None)
+        ways, rounds = (args.ways, args.rounds) if cell.rows == ROWS else ((BALANCED,), min(args.rounds, 2))
+        made = cell_rows(cell, ways, rounds, torch.device("cuda") if gpu else None)
         rows += made
         print("\n".join(map(line, made)), flush=True)
         write(args.out, info, rows)
     write(args.out, info, rows)
     if info["not_run"]:
-        print("no time left for " + ", ".join(f"{c['mask']} P={c['world']}" for c in info["not_run"]))
+        print("no time left for " + ", ".join(f"{c['mask']} P={c['world']} of {c['rows']} rows" for c in info["not_run"]))
 
 
 if __name__ == "__main__":

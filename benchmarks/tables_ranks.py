@@ -26,9 +26,12 @@ def scaling() -> str:
     return table(["", *ways], [[name, *(f.get(w, "") for w in ways)] for name, f in found.items()])
 
 
-def scaling_rates() -> str:
-    """Rate of all ranks' kernels against one call on one GPU, forward / backward, with balanced ranks."""
-    kept = [r for r in rows_of("scaling", "forward_rate_against_one") if r["way"] == "HCC-IPO"]
+def scaling_rates(key: str = "rows") -> str:
+    """Rate of all ranks' kernels against one call on one GPU, forward / backward, with balanced ranks.
+
+    key: "rows", or "whole_tiles" for the cells whose chunks are whole tiles.
+    """
+    kept = [r for r in rows_of("scaling", "forward_rate_against_one", key=key) if r["way"] == "HCC-IPO"]
     worlds = sorted({r["world"] for r in kept})
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for r in kept:

@@ -19,6 +19,7 @@ from benchmarks.scaling import (
     MASKS,
     SHORT,
     WAYS,
+    WHOLE_TILES,
     WORLDS,
     Bench,
     Cell,
@@ -29,6 +30,7 @@ from benchmarks.scaling import (
     cells,
     fits,
     line,
+    read,
     write,
 )
 from maskc.boundary import BoundaryVectors
@@ -45,7 +47,12 @@ def test_the_shape_of_the_paper_comes_first() -> None:
     made = list(cells(Namespace(masks=MASKS, worlds=WORLDS, heads=None, heads_kv=1, head_dim=128)))
     first = [Cell("causal_document", w, Shape(32 // w, 64, 1, 128)) for w in WORLDS]
     assert made[: len(WORLDS)] == first
-    assert {(c.mask, c.world) for c in made} == {(m, w) for m in MASKS for w in WORLDS}
+    assert {(c.mask, c.world) for c in made if c.rows == 1024} == {(m, w) for m in MASKS for w in WORLDS}
+    aligned = [i for i, c in enumerate(made) if c.rows == WHOLE_TILES]
+    assert [(made[i].mask, made[i].world) for i in aligned] == [(m, w) for w in (4, 8) for m in MASKS]
+    assert WHOLE_TILES % (8 * 384) == 0
+    assert all(c.world <= 8 for c in made[4 : aligned[-1]])
+    assert all(c.world > 8 for c in made[aligned[-1] + 1 :])
 
 
 def test_rows_of_the_model() -> None:
@@ -76,7 +83,7 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling.maskc.BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
     rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, torch.device("cpu"))
     assert asked[ALONE] == asked["HCC-IPO 3"] == 3
-    assert (asked["contiguous 0"], asked[FOLDED]) == (1, 3)
+    assert (asked["contiguous 0"], asked[FOLDED]) == (1, 2)
     for r in rows:
         assert (r["forward_rate_against_one"], r["backward_rate_against_one"]) == (1.0, 0.8)
         assert (r["forward_rate_folded"], r["forward_rate_short"]) == (4.0, 1.0)
@@ -143,8 +150,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     scaling.main()
     data = json.loads(out.read_text())
     assert data["rows"] == []
-    assert [(c["mask"], c["world"]) for c in data["not_run"]] == [("causal", 4), ("causal", 8)]
-    assert "no time left for causal P=4, causal P=8" in capsys.readouterr().out
+    assert [(c["mask"], c["world"], c["rows"]) for c in data["not_run"]] == [
+        ("causal", w, n) for n in (1024, WHOLE_TILES) for w in (4, 8)
+    ]
+    assert "no time left for causal P=4 of 1024 rows, causal P=8" in capsys.readouterr().out
 
 
 def test_costs_are_fitted_over_all_masks() -> None:
@@ -167,5 +176,8 @@ def test_the_file_is_json_with_a_line_a_row(tmp_path: Path) -> None:
     rows = cell_rows(Cell("causal", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
     write(tmp_path / "scaling.json", {"device": "none", "not_run": []}, rows)
     text = (tmp_path / "scaling.json").read_text()
-    assert json.loads(text) == {"device": "none", "not_run": [], "fit": {}, "rows": rows}
+    assert json.loads(text) == {"device": "none", "not_run": [], "fit": {}, "rows": rows, "whole_tiles": []}
+    aligned = [r | {"rows_per_rank": WHOLE_TILES} for r in rows]
+    write(tmp_path / "scaling.json", {"device": "none"}, [*aligned, *rows])
+    assert read(tmp_path / "scaling.json") == ({"device": "none"}, [*rows, *aligned])
     assert text.count("\n") < 20
