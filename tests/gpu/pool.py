@@ -7,7 +7,9 @@ and share its memory. All take from one queue. Whatever the jobs do, `run_jobs` 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -19,12 +21,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import IO
 
 LONG = 3.0
 """Seconds from which a job counts as long: those start first, so that none of them is the tail."""
 FATAL = ("CUDA error", "CUDA driver error", "illegal", "launch failure", "CUDA_ERROR")
 """In a problem: the context is gone, and whatever this worker ran next would fail with it."""
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+"""Of a dump by faulthandler, innermost first."""
 STARTS = 3
 """Failed starts in a row after which a worker is given up."""
 
@@ -75,7 +80,7 @@ class Queue:
 
 @dataclass
 class Worker:
-    """A forked process in a session of its own. What it prints goes to a file, whose end tells why it died."""
+    """A forked process and group of its own. What it prints goes to a file, whose end tells why it died."""
 
     environment: Mapping[str, str]
     pid: int = 0
@@ -94,6 +99,8 @@ class Worker:
         self.about, self.job, self.since, self.limit = "", None, time.monotonic(), limit
         sys.stdout.flush()
         self.pid = os.fork()
+        with suppress(OSError):  # both sides say it, whoever comes first: it is killed with all that it started
+            os.setpgid(self.pid, self.pid)
         if self.pid == 0:
             try:
                 self.pipe.close()
@@ -110,16 +117,20 @@ class Worker:
         with suppress(OSError):  # it died since its last answer: the next look at the pipe finds the end
             self.pipe.send(number)
 
-    def kill(self) -> str:
-        """Ends the process and what it started, and waits for nothing; the last that it printed."""
-        for end in (os.killpg, os.kill):  # it may not have come to its own session yet
-            with suppress(ProcessLookupError):
-                end(self.pid, signal.SIGKILL)
+    def kill(self, ask: bool = False) -> str:
+        """Ends the process and what it started, and waits for nothing; the last that it printed. ask: where it is, first."""
+        with suppress(ProcessLookupError):
+            if ask:
+                os.kill(self.pid, signal.SIGUSR1)
+                time.sleep(0.1)
+            os.killpg(self.pid, signal.SIGKILL)
         self.pipe.close()
         self.log.seek(0)
-        said = " ".join(self.log.read().decode(errors="replace").split())[-300:]
+        said = self.log.read().decode(errors="replace")
         self.log.close()
-        return f", after it said: {said}" if said else ""
+        if ask and (frames := _FRAME.findall(said)):
+            return ", in " + " < ".join(f"{Path(file).name}:{line} {function}" for file, line, function in frames[:6])
+        return f", after it said: {' '.join(said.split())[-300:]}" if said.strip() else ""
 
     def status(self) -> str:
         """How a process that closed its pipe ended; a driver may hold it a little longer."""
@@ -165,7 +176,7 @@ def run_jobs(
                 if worker.pipe in heard:
                     lost = _hear(worker, jobs, report, said)
                 elif lost := time.monotonic() > worker.since + worker.limit:
-                    _lose(worker, jobs, report, f"no answer within {worker.limit:.0f} s")
+                    _lose(worker, jobs, report, f"no answer within {worker.limit:.0f} s", ask=True)
                 if lost and queue and worker.failed_starts < STARTS:
                     worker.start(jobs, begin, start_limit)
                 elif lost:
@@ -174,8 +185,10 @@ def run_jobs(
         for worker in workers:
             if worker.job is not None:
                 after = round(time.monotonic() - worker.since, 3)
-                report(Outcome(jobs[worker.job].name, f"cut after {after:.1f} s by the deadline", after, ran=False))
-            worker.kill()
+                told = f"cut after {after:.1f} s by the deadline" + worker.kill(ask=True)
+                report(Outcome(jobs[worker.job].name, told, after, ran=False))
+            else:
+                worker.kill()
         while (number := queue.take(None)) is not None:
             report(Outcome(jobs[number].name, "no time was left", 0.0, ran=False))
     return said
@@ -200,10 +213,10 @@ def _hear(worker: Worker, jobs: Sequence[Job], report: Callable[[Outcome], None]
     return False
 
 
-def _lose(worker: Worker, jobs: Sequence[Job], report: Callable[[Outcome], None], why: str) -> None:
+def _lose(worker: Worker, jobs: Sequence[Job], report: Callable[[Outcome], None], why: str, ask: bool = False) -> None:
     """A worker that died or hangs: ended, and what it had in hand is told."""
     seconds = time.monotonic() - worker.since
-    told = why + worker.kill()
+    told = why + worker.kill(ask)
     if worker.job is not None:
         report(Outcome(jobs[worker.job].name, told, round(seconds, 3)))
     else:
@@ -216,7 +229,7 @@ def _lose(worker: Worker, jobs: Sequence[Job], report: Callable[[Outcome], None]
 
 def _serve(pipe: Connection, environment: Mapping[str, str], log: int, jobs: Sequence[Job], begin: Callable[[], str]) -> None:
     """Sends what `begin` said, then runs jobs by their numbers until it is killed."""
-    os.setsid()  # so that it is killed with all that it started
+    faulthandler.register(signal.SIGUSR1)  # tells where it is, whatever it waits for
     with suppress(OSError, AttributeError):  # Linux: end with the parent, however that ends
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
