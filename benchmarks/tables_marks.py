@@ -48,9 +48,7 @@ def misses() -> str:
     body = [[m.what, m.measured, m.wanted, WHY.get(m.what, UNEXPLAINED)] for m in missed]
     for cell, share in _few():
         if share < ENOUGH:
-            body.append(
-                [f"{cell}, over 512 heads", f"{share:.3f}", f"{ENOUGH:.3f}", WHY.get(cell, WHY.get(FEW_HEADS, UNEXPLAINED))]
-            )
+            body.append([f"{cell}, over 512 heads", f"{share:.3f}", f"{ENOUGH:.3f}", WHY.get(cell, WHY[cell.split(", ")[1]])])
     for seqlen, mask, over in _behind():
         body.append([f"{mask}, {length(seqlen)}, over the best other", f"{over:.2f}", f"{AHEAD:.2f}", WHY.get(mask, UNEXPLAINED)])
     if not body and not cells(8192):
