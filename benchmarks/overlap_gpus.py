@@ -81,6 +81,8 @@ LONGEST = 8.0
 BUDGET = 0.12
 """Seconds of a way in a cell, which the number of rounds follows."""
 FEWEST, MOST = 3, 15
+MUCH = 64 << 30
+"""Bytes that torch keeps, above which they are given back."""
 
 
 def cells(world: int) -> Iterator[Cell]:
@@ -342,7 +344,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
             write(args.out, world, rows)
             print(f"{cell}: {line(found)}  ({time.monotonic() - started:.1f} s)", flush=True)
             print(*(f"    {bar}" for bar in bars(found) if bar.holds is not True), sep="\n", flush=True)
-        if ON_GPUS:
+        if ON_GPUS and torch.cuda.memory_reserved() > MUCH:  # to grow again takes seconds
             torch.cuda.empty_cache()
     os._exit(0)  # peers' memory is mapped here: nothing is closed in any order
 
