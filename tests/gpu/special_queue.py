@@ -133,10 +133,11 @@ def _trace() -> str:
     """Every role of every CTA comes to its end, in order, and the index generator walks each work item once."""
     v = columns(3000, causal=1, lts=(KEY[:3000] // 700 + 1).clamp(max=4) * 700 + 200)
     found = list(trace.intervals(trace.record(v, *operands(1, 3000, 3000, 8, 2), SCALE)))
+    spec = trace.trace_spec(hopper.mask_form(v), 128, "bf16")
     if any(one.length < 0 for one in found):
         return "time runs backwards"
     walked = sorted(one.at for one in found if one.role == 0 and one.state == "index")
-    if walked != list(range(24 * 8)):
+    if walked != list(range(-(-v.nq // spec.block_q) * 8)):
         return f"work items {walked[:10]}..., {len(walked)} in all"
     roles = {(one.cta, one.role) for one in found}
-    return "" if len(roles) == 4 * len({cta for cta, _ in roles}) else "a role is missing"
+    return "" if len(roles) == (2 + spec.warp_groups) * len({cta for cta, _ in roles}) else "a role is missing"
