@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace
+from heapq import heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,16 +114,17 @@ def backward_items(
     load: NDArray[np.int64],
     first_piece: NDArray[np.int64],
     own: int,
-    group: int | None,
+    group: int,
     arrivals: Sequence[float],
     seconds: float,
+    tail: int = 0,
 ) -> NDArray[np.uint32]:
     """The order of the backward kernel's work items: key tile | unit << 16, a unit being what shares a head of keys.
 
     Keys of others arrive late, but their gradients leave early: each piece is taken as soon as it is expected, in the
     order of arrival. Own tiles fill the time before, and the rest of them come last. Among those, `group` units together
-    (their rows stay in cache), then by falling work. None: there are so few items that short ones must come last; then
-    always the longest of what is there.
+    (their rows stay in cache), then by falling work; the last `tail` units count as one group, for the kernel ends sooner
+    where its last items are short ones of many.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
     below are the rank's own. arrivals: seconds, by piece. seconds: that the whole GPU takes for a load of 1. Raises
@@ -134,10 +135,8 @@ def backward_items(
         raise ValueError(f"{tiles} key tiles and {units} units: at most {ITEM_LIMIT} of each")
     stage = np.where(latest < own, -1, latest + first_piece[:, None])
     unit, tile = np.indices(load.shape)
-    if group is None:
-        due = np.where(stage < 0, 0.0, np.asarray(arrivals)[np.maximum(stage, 0)])
-        return longest_first(due.ravel().tolist(), (load.ravel() * seconds).tolist(), (tile | unit << 16).ravel().tolist())
-    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, unit // group, stage)))
+    together = np.where(stage < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
+    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, together, stage)))
     stages, packed, spent = stage.ravel()[order], (tile | unit << 16).ravel()[order], load.ravel()[order] * seconds
     mine = int((stages < 0).sum())
     ends = np.cumsum(spent[:mine])
@@ -156,54 +155,3 @@ def backward_items(
         clock = max(clock, due) + spent[at:stop].sum()
         at = stop
     return np.concatenate([*out, packed[filled:mine]]).astype(np.uint32)
-
-
-def planned_end(
-    items: NDArray[np.uint32],
-    latest: NDArray[np.int64],
-    load: NDArray[np.int64],
-    first_piece: NDArray[np.int64],
-    own: int,
-    arrivals: Sequence[float],
-    sends: Sequence[float],
-    seconds: float,
-    processors: int,
-) -> float:
-    """When a backward kernel of so many CTAs is done, and the last gradients have been sent, by the planned clock.
-
-    sends: seconds that the gradients of each piece take; the rest as in `backward_items`.
-    """
-    free = [0.0] * processors
-    done: dict[int, float] = {}
-    end = 0.0
-    for item in items.tolist():
-        tile, unit = item & 0xFFFF, item >> 16
-        piece = int(latest[tile] + first_piece[unit]) if latest[tile] >= own else -1
-        ended = max(free[0], arrivals[piece] if piece >= 0 else 0.0) + float(load[unit, tile]) * seconds * processors
-        heapreplace(free, ended)
-        end = max(end, ended)
-        if piece >= 0:
-            done[piece] = max(done.get(piece, 0.0), ended)
-    sent = 0.0
-    for piece in sorted(done):
-        sent = max(sent, done[piece]) + sends[piece]
-    return max(end, sent)
-
-
-def longest_first(due: Sequence[float], seconds: Sequence[float], items: Sequence[int]) -> NDArray[np.uint32]:
-    """Items by time: of those that are due, always the longest."""
-    by_due = sorted(range(len(items)), key=due.__getitem__)
-    there: list[tuple[float, int]] = []
-    out: list[int] = []
-    clock, at = 0.0, 0
-    while len(out) < len(items):
-        while at < len(by_due) and due[by_due[at]] <= clock:
-            heappush(there, (-seconds[by_due[at]], by_due[at]))
-            at += 1
-        if there:
-            longest, i = heappop(there)
-            out.append(items[i])
-            clock -= longest
-        else:
-            clock = due[by_due[at]]
-    return np.array(out, dtype=np.uint32)

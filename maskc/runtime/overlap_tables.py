@@ -25,7 +25,6 @@ from maskc.runtime.overlap_order import (
     head_groups,
     latest_slots,
     masks_of_heads,
-    planned_end,
     work_items,
 )
 from maskc.runtime.overlap_plan import OverlapPlan, joined
@@ -38,8 +37,6 @@ PIECE_SECONDS, MOST_PIECES = 30e-6, 256
 """That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
 ENOUGH_PIECES = 32
 """Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
-GRADIENT_BYTES = 2
-"""Of an element that leaves (fp32) for each that came (16 bits)."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -156,12 +153,9 @@ def backward_tables(
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
     else:
         given = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
-        few = load.size < hopper_bwd.FEW * processors
-        groups = (hopper_bwd.heads_together(local.nq * spec.head_dim), None) if few else (1,)
-        orders = [backward_items(*given, group, arrivals, seconds) for group in groups]
-        sends = _sends(arrivals)
-        ends = [planned_end(o, *given, arrivals, sends, seconds, processors) for o in orders] if few else [0.0]
-        items = orders[int(np.argmin(ends))]
+        near = hopper_bwd.heads_together(local.nq * spec.head_dim)
+        group = near if load.size < hopper_bwd.FEW * processors else 1
+        items = backward_items(*given, group, arrivals, seconds, tail=2 * near)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
     return BackwardTables(_on(device, items), _on(device, _packed(ranges + first)), _on(device, tiles))
@@ -194,15 +188,6 @@ def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: floa
             brought += slot.rows * row_bytes / groups if foreign else 0
             out.append(latency + brought / rate if foreign else 0.0)
     return tuple(out)
-
-
-def _sends(arrivals: tuple[float, ...]) -> list[float]:
-    """Seconds that the gradients of each piece take, from those after which its keys are expected."""
-    at = np.array(arrivals)
-    out = np.zeros_like(at)
-    out[at > 0] = GRADIENT_BYTES * np.diff(at[at > 0], prepend=0.0)
-    sends: list[float] = out.tolist()
-    return sends
 
 
 def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:

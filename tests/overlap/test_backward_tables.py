@@ -13,7 +13,7 @@ from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items, planned_end
+from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items
 from maskc.runtime.overlap_plan import joined, overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
@@ -74,32 +74,20 @@ def test_own_tiles_fill_the_time_before_a_chunk_and_no_more(given: object) -> No
         clock = before + float(load[unit, tile])
 
 
-@given(work())
-def test_of_few_items_the_longest_that_is_there(given: object) -> None:
-    latest, load, first, own, _, arrivals = given  # type: ignore[misc]
-    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in backward_items(latest, load, first, own, None, arrivals, 1.0)]
-    units, tiles = load.shape
-    assert sorted(items) == sorted((t, u) for u in range(units) for t in range(tiles))
-
-    def due(item: tuple[int, int]) -> float:
-        tile, unit = item
-        return float(arrivals[latest[tile] + first[unit]]) if latest[tile] >= own else 0.0
-
-    clock = 0.0
-    for n, item in enumerate(items):
-        clock = max(clock, due(item))
-        ready = [i for i in items[n:] if due(i) <= clock]
-        assert load[item[1], item[0]] == max(load[u, t] for t, u in ready)
-        clock += float(load[item[1], item[0]])
-
-
-def test_the_planned_end_by_hand() -> None:
-    """Two CTAs. Tile 0 is the rank's own; tile 1 comes at 3, and its gradients take 4 to leave."""
-    latest, load, first = np.array([1, 0]), np.array([[6, 2]]), np.array([0])
-    for order, end in (((1, 0), 13.0), ((0, 1), 13.0)):
-        items = np.array(order, dtype=np.uint32)
-        assert planned_end(items, latest, load, first, 1, [0.0, 3.0], [0.0, 4.0], 0.5, 2) == end
-    assert planned_end(np.array([1, 0], dtype=np.uint32), latest, load, first, 1, [0.0, 0.0], [0.0, 0.0], 1.0, 1) == 8.0
+@given(work(), st.integers(0, 6))
+def test_own_tiles_of_the_last_heads_come_by_falling_work(given: object, tail: int) -> None:
+    """Where no key of others arrives, so that nothing comes between."""
+    latest, load, first, _, group, arrivals = given  # type: ignore[misc]
+    own, units = int(latest.max()) + 1, len(load)
+    found = backward_items(latest, load, first, own, group, arrivals, 1.0, tail)
+    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in found]
+    assert sorted(items) == sorted((t, u) for u in range(units) for t in range(load.shape[1]))
+    last = max(0, units - tail) // group
+    groups = [min(u // group, last) for _, u in items]
+    assert groups == sorted(groups)
+    for which in set(groups):
+        work_left = [int(load[u, t]) for (t, u), g in zip(items, groups, strict=True) if g == which]
+        assert work_left == sorted(work_left, reverse=True)
 
 
 @given(st.integers(0, 100), st.sampled_from([1, 6, 32]), st.sampled_from([8, 64, 512]), st.floats(1e8, 1e12))
