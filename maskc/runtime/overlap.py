@@ -56,8 +56,9 @@ STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
-OFFER_CTAS = 32
-"""CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors."""
+OFFER_CTAS, MORE_OFFER_CTAS, MUCH = 32, 64, 64 << 20
+"""CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: few take the least of them
+in all; for more bytes than MUCH, which others wait for longer, as many as memory can serve."""
 
 __all__ = ["COPY_CTAS", "OFFER_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
@@ -310,7 +311,9 @@ class Overlapped(KeyBuffer):
         readable = self.transport.own(half)
         if readable is None:
             return False
-        return _laid((k, v), readable, [(rows.start, rows) for rows in self._lent], OFFER_CTAS, started)
+        size = sum(rows.stop - rows.start for rows in self._lent) * sum(t[:, :1].numel() * t.element_size() for t in (k, v))
+        ctas = MORE_OFFER_CTAS if size > MUCH else OFFER_CTAS
+        return _laid((k, v), readable, [(rows.start, rows) for rows in self._lent], ctas, started)
 
     def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
         """Own keys to their places in the buffer; all that the rank sees, or some."""
