@@ -116,14 +116,11 @@ def test_figures_of_small_records(records_in: Path, name: str, told: str) -> Non
 
 
 def test_what_is_told_of_the_records_is_so() -> None:
-    """The words beside the figures: kernels and conformance of one digest, and the three failures that are explained."""
+    """The words beside the figures: kernels and conformance of one digest, every case of it run."""
     attention, tests = records.results("attention"), records.results("gpu_tests")
     assert attention["digest"] == tests["digest"]
-    failed = {c["name"] for c in tests["cases"] if c["problem"]}
-    assert len(failed) == tests["failed"]
-    text = (records.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    explained = {"special/bind/lengths", "special/bind/positions", "special/memory/compute-sanitizer"}
-    assert failed in (set(), explained) or "Neither changed case" not in text
+    assert sum(bool(c["problem"]) for c in tests["cases"]) == tests["failed"]
+    assert tests.get("not_run", 0) == 0
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda p: p.name)
