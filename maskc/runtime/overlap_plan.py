@@ -142,8 +142,8 @@ def visit_order(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_
         owner = keys.owner[chunk]
         source = _source(keys, chunk, rank, node_size)
         outside = owner // node_size != rank // node_size
-        hop = 0 if owner == rank else 1 if not outside else 2 if source == owner else 3
-        return hop, (rank - source) % world, (rank - owner) % world, -chunk
+        distance = 0 if owner == rank else 1 if not outside else 2 if source == owner else 3
+        return distance, (rank - source) % world, (rank - owner) % world, -chunk
 
     visited = sorted(needed[rank], key=order)
     rows = sum(keys.size_of(c) for c in visited)
