@@ -79,6 +79,11 @@ class Overlapped(KeyBuffer):
     def _copies(self) -> dict[tuple[Cut, int], tuple[Tensor, Tensor]]:
         return {}
 
+    @cached_property
+    def _kept_on(self) -> set[Stream]:
+        """Streams that the allocator knows to use the key buffer."""
+        return set()
+
     # ---- calls
 
     def forward(
@@ -247,7 +252,9 @@ class Overlapped(KeyBuffer):
                     queues.put(stream, self.address(call.cut, word), epoch)
             case Begin():
                 queues.follow(stream, "compute")
-                queues.keep(stream, (self.keys, self.values))
+                if stream not in self._kept_on:
+                    queues.keep(stream, (self.keys, self.values))
+                    self._kept_on.add(stream)
             case Fill(half, epoch):
                 started = self.address(call.cut, Word("offered", self.plan.rank, self.plan.rank)), epoch
                 if not self.offer(half, call.k, call.v, started):

@@ -140,6 +140,7 @@ class CudaQueues:
         streams = (torch.cuda.Stream(device, priority=-1) for _ in range(3))  # type: ignore[no-untyped-call]
         self.offers, self.copies, self.sends = streams
         self._compute = torch.cuda.current_stream(device)
+        self._events: dict[Stream, torch.cuda.Event] = {}  # recorded and waited for at once, so one each will do
 
     def on(self, stream: Stream) -> Any:
         if stream != "compute":
@@ -154,7 +155,11 @@ class CudaQueues:
         driver_api.write_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
 
     def follow(self, stream: Stream, other: Stream) -> None:
-        self._stream(stream).wait_stream(self._stream(other))
+        event = self._events.get(other)
+        if event is None:
+            event = self._events[other] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream(other))
+        self._stream(stream).wait_event(event)
 
     def keep(self, stream: Stream, tensors: Iterable[Tensor]) -> None:
         for t in tensors:
