@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="+", default=[0])
     parser.add_argument("--parallel", type=int, default=10, help="workers of one GPU")
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for all")
+    parser.add_argument("--missing", action="store_true", help="only cells that --out has no row of, with the same kernels")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/attention.json"))
     args = parser.parse_args()
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -79,6 +80,8 @@ def main() -> int:
     other_dims = [Cell(mask, 8192, dim) for dim in args.also_head_dims for mask in OTHER_DIMS if mask in args.masks]
     cells = [cell for part in (*by_length[:1], other_dims, *by_length[1:]) for cell in part]
     results = Results(args.out)
+    if args.missing:
+        cells = results.missing(cells)
     deadline = time.monotonic() + args.timeout
     shares = deal(cells, len(args.gpus))
     compiled = threading.Barrier(len(shares))
@@ -113,6 +116,10 @@ class Results:
         if old.get("digest") == self.info["digest"]:
             self.rows = old.pop("rows", [])
             self.info = old
+
+    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        there = {(row["mask"], row["seqlen"], row["head_dim"]) for row in self.rows}
+        return [cell for cell in cells if (cell.mask, cell.seqlen, cell.head_dim) not in there]
 
     def add(self, reply: dict[str, Any]) -> None:
         with self.lock:

@@ -64,6 +64,15 @@ def test_a_file_of_the_same_kernels_is_added_to(tmp_path: Path) -> None:
     assert [(r["mask"], r["fwd_ms"]) for r in found["rows"]] == [("causal", 1.0), ("full", 3.0)]
 
 
+def test_cells_that_a_file_has_of_the_same_kernels_are_not_missing(tmp_path: Path) -> None:
+    path = tmp_path / "attention.json"
+    Results(path).add(_reply())
+    cells = [Cell("full", 64), Cell("full", 128), Cell("causal", 64), Cell("full", 64, 256)]
+    assert Results(path).missing(cells) == cells[1:]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "digest": "another"}))
+    assert Results(path).missing(cells) == cells
+
+
 @pytest.mark.parametrize("other", ["digest", "device"])
 def test_rows_of_other_kernels_or_of_another_gpu_go(tmp_path: Path, other: str) -> None:
     path = tmp_path / "attention.json"
