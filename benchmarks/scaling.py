@@ -62,6 +62,8 @@ SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
 LARGE = 8
 """Ranks above which a round is so long that two are enough, and one for LPT."""
+LONG = 16
+"""Ranks above which one cell takes about as long as all of the smaller groups."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
 FEW_SAMPLES = 8
@@ -108,21 +110,21 @@ class Times:
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
     """Causal documents with the paper's heads first, then the other masks with few heads, small groups first.
 
-    Behind groups of LARGE come those whose chunks are whole tiles.
+    Behind each group of at most LARGE comes the one whose chunks are whole tiles; more ranks than LONG come last.
     """
 
     def cell(mask: str, world: int, heads: int, rows: int = ROWS) -> Cell:
         return Cell(mask, world, Shape(max(1, 32 // world), args.heads or heads, args.heads_kv, args.head_dim), rows)
 
-    yield from (cell(MASKS[0], world, 64) for world in args.worlds if MASKS[0] in args.masks)
+    paper = [cell(MASKS[0], world, 64) for world in args.worlds if MASKS[0] in args.masks]
     others = [mask for mask in args.masks if mask != MASKS[0]]
-    small = [world for world in args.worlds if world <= LARGE]
-    for world in small:
-        yield from (cell(mask, world, FEW_HEADS) for mask in others)
-    for world in small:
-        yield from (cell(mask, world, FEW_HEADS, WHOLE_TILES) for mask in args.masks)
+    yield from (c for c in paper if c.world <= LONG)
     for world in args.worlds:
-        yield from (cell(mask, world, FEW_HEADS) for mask in others if world > LARGE)
+        if world > LONG:
+            yield from (c for c in paper if c.world == world)
+        yield from (cell(mask, world, FEW_HEADS) for mask in others)
+        if world <= LARGE:
+            yield from (cell(mask, world, FEW_HEADS, WHOLE_TILES) for mask in args.masks)
 
 
 def plans(spec: Any, world: int, names: Sequence[str], rows: int | None = None) -> dict[str, AttentionPlan]:

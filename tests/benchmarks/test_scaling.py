@@ -45,14 +45,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_shape_of_the_paper_comes_first() -> None:
     made = list(cells(Namespace(masks=MASKS, worlds=WORLDS, heads=None, heads_kv=1, head_dim=128)))
-    first = [Cell("causal_document", w, Shape(32 // w, 64, 1, 128)) for w in WORLDS]
-    assert made[: len(WORLDS)] == first
+    paper = [Cell("causal_document", w, Shape(32 // w, 64, 1, 128)) for w in WORLDS]
+    assert made[:3] == paper[:3]
     assert {(c.mask, c.world) for c in made if c.rows == 1024} == {(m, w) for m in MASKS for w in WORLDS}
-    aligned = [i for i, c in enumerate(made) if c.rows == WHOLE_TILES]
-    assert [(made[i].mask, made[i].world) for i in aligned] == [(m, w) for w in (4, 8) for m in MASKS]
+    assert [(c.mask, c.world) for c in made if c.rows == WHOLE_TILES] == [(m, w) for w in (4, 8) for m in MASKS]
     assert WHOLE_TILES % (8 * 384) == 0
-    assert all(c.world <= 8 for c in made[4 : aligned[-1]])
-    assert all(c.world > 8 for c in made[aligned[-1] + 1 :])
+    assert len(made) == len(set(made)) == 30
+    assert [c.world for c in made[3:]] == sorted(c.world for c in made[3:])
+    assert made.index(paper[3]) == min(i for i, c in enumerate(made) if c.world == 32)
 
 
 def test_rows_of_the_model() -> None:
@@ -151,9 +151,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     data = json.loads(out.read_text())
     assert data["rows"] == []
     assert [(c["mask"], c["world"], c["rows"]) for c in data["not_run"]] == [
-        ("causal", w, n) for n in (1024, WHOLE_TILES) for w in (4, 8)
+        ("causal", w, n) for w in (4, 8) for n in (1024, WHOLE_TILES)
     ]
-    assert "no time left for causal P=4 of 1024 rows, causal P=8" in capsys.readouterr().out
+    assert "no time left for causal P=4 of 1024 rows, causal P=4 of 9216 rows" in capsys.readouterr().out
 
 
 def test_costs_are_fitted_over_all_masks() -> None:
