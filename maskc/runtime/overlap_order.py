@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapreplace
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,21 +70,64 @@ def work_items(
     latest, work: [masks, Q blocks], masks being (batch items if masked_batches) times mask heads. Raises ValueError
     beyond ITEM_LIMIT.
     """
+    stage, load, block, of = _dealt(latest, work, dealt, masked_batches)
+    if last_by_work:
+        stage = np.minimum(stage, max(dealt.own, int(dealt.first_piece.max(initial=0))))
+    order = np.lexsort((of, block, -load, of // group, stage))
+    return (block[order] | of[order] << 16).astype(np.uint32)
+
+
+def items_when_due(
+    latest: NDArray[np.int64],
+    work: NDArray[np.int64],
+    dealt: Heads,
+    masked_batches: bool,
+    group: int,
+    arrivals: Sequence[float],
+    seconds: float,
+) -> NDArray[np.uint32]:
+    """The order of `work_items` where attention takes longer than the copies: as without copies, but for what is not due.
+
+    By the planned clock always the first item whose last piece is expected by then, in the order of `group` heads
+    together, then by falling work; so it ends with short tiles, and tiles of own keys only fill the time before others come.
+
+    arrivals: seconds after which each piece is expected. seconds: that the whole GPU takes for a work of 1.
+    """
+    stage, load, block, of = _dealt(latest, work, dealt, masked_batches)
+    plain = np.lexsort((of, block, -load, of // group))
+    packed = (block[plain] | of[plain] << 16).astype(np.uint32)
+    due = np.where(stage < 0, 0.0, np.asarray(arrivals)[np.maximum(stage, 0)])[plain].tolist()
+    spent, later = (load[plain] * seconds).tolist(), sorted(range(len(plain)), key=due.__getitem__)
+    there: list[int] = []
+    order: list[int] = []
+    clock, at = 0.0, 0
+    while len(order) < len(plain):
+        while at < len(later) and due[later[at]] <= clock:
+            heappush(there, later[at])
+            at += 1
+        if there:
+            order.append(heappop(there))
+            clock += spent[order[-1]]
+        else:
+            clock = due[later[at]]
+    return packed[order]
+
+
+def _dealt(
+    latest: NDArray[np.int64], work: NDArray[np.int64], dealt: Heads, masked_batches: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Per item: the piece that it waits for last, -1 if none; its work, its Q block, its batch item * heads + head."""
     heads, batch = dealt.heads, dealt.batch
     masks, q_blocks = latest.shape
     if q_blocks > ITEM_LIMIT or heads * batch > ITEM_LIMIT:
         raise ValueError(f"{q_blocks} Q blocks and {heads * batch} heads: at most {ITEM_LIMIT} of each")
     which = np.arange(heads * batch, dtype=np.int64)
     mask = masks_of_heads(dealt, masks, masked_batches)
-    load = work[mask]  # [heads * batch, Q blocks]
     first = dealt.first_piece[which % heads]
     stage = np.where(latest[mask] < dealt.own, -1, latest[mask] + first[:, None])
-    if last_by_work:
-        stage = np.minimum(stage, max(dealt.own, int(first.max(initial=0))))
     block = np.broadcast_to(np.arange(q_blocks), stage.shape)
     of = np.broadcast_to(which[:, None], stage.shape)
-    order = np.lexsort(tuple(x.ravel() for x in (of, block, -load, of // group, stage)))
-    return (block.ravel()[order] | of.ravel()[order] << 16).astype(np.uint32)
+    return stage.ravel(), work[mask].ravel(), block.ravel(), of.ravel()
 
 
 def forward_end(

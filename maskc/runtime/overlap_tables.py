@@ -23,6 +23,7 @@ from maskc.runtime.overlap_order import (
     backward_items,
     forward_end,
     head_groups,
+    items_when_due,
     latest_slots,
     masks_of_heads,
     work_items,
@@ -37,6 +38,9 @@ PIECE_SECONDS, MOST_PIECES = 30e-6, 256
 """That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
 ENOUGH_PIECES = 32
 """Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
+LATE, OFFER_SECONDS = 1.25, 50e-6
+"""A forward takes a tile when its keys are expected, so much later than a full link brings them: to wait costs more than to
+take another tile first."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -82,14 +86,14 @@ def gate_tables(
     kv_bytes = 2 * plan.rows * spec.head_dim * 2
     group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * (heads // heads_kv))
     dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)), plan.own)
-    items = work_items(latest, load, dealt, masked, group)
+    seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / DEFAULT_MACHINE.flops
+    due = [LATE * at + OFFER_SECONDS for at in arrivals]
+    items = items_when_due(latest, load, dealt, masked, group, due, seconds)
     if plan.pulls and 0 < len(items) < FEW * processors:
-        other = work_items(latest, load, dealt, masked, group, last_by_work=True)
-        seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / DEFAULT_MACHINE.flops
+        orders = [items, *(work_items(latest, load, dealt, masked, group, last_by_work=last) for last in (False, True))]
         given = _parts(work, ranges, seconds * processors), masks_of_heads(dealt, len(load), masked)
         first = np.tile(dealt.first_piece, batch)
-        ends = [forward_end(order, *given, first, arrivals, processors) for order in (items, other)]
-        items = other if ends[1] < ends[0] else items
+        items = min(orders, key=lambda order: forward_end(order, *given, first, arrivals, processors))
     return Tables(_on(device, items), _on(device, _packed(ranges)))
 
 

@@ -14,7 +14,16 @@ from maskc.codegen.spec import MaskForm
 from maskc.runtime import overlap_tables
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_order import ITEM_LIMIT, Heads, forward_end, head_groups, latest_slots, work_items
+from maskc.runtime.overlap_order import (
+    ITEM_LIMIT,
+    Heads,
+    forward_end,
+    head_groups,
+    items_when_due,
+    latest_slots,
+    masks_of_heads,
+    work_items,
+)
 from maskc.runtime.overlap_plan import joined, overlap_plan, visit_order
 from maskc.runtime.plan import plan
 from maskc.tiles import TileClass, classify
@@ -163,6 +172,31 @@ def test_items_go_by_latest_chunk_then_heads_together_then_work(
     assert keys == sorted(keys)
 
 
+@given(problem=works(), seconds=st.sampled_from([0.0, 0.5, 1e3]))
+def test_items_go_as_without_copies_but_for_what_is_not_due(
+    problem: tuple[np.ndarray, np.ndarray, int, int, bool, int], seconds: float
+) -> None:
+    latest, work, heads, batch, masked, group = problem
+    slots = int(latest.max()) + 1
+    dealt = Heads(heads, batch, np.zeros(heads, dtype=np.int64), own=1)
+    arrivals = [0.0, *(3.0 * s for s in range(1, slots))]
+    items = items_when_due(latest, work, dealt, masked, group, arrivals, seconds)
+    plain = work_items(np.zeros_like(latest), work, dealt, masked, group).tolist()
+    assert sorted(items.tolist()) == sorted(plain)
+    mask = masks_of_heads(dealt, latest.shape[0], masked)
+
+    def due(item: int) -> float:
+        slot = latest[mask[item >> 16], item & 0xFFFF]
+        return arrivals[slot] if slot >= 1 else 0.0
+
+    clock, left = 0.0, plain
+    for item in items.tolist():
+        clock = max(clock, min(map(due, left)))
+        assert item == next(i for i in left if due(i) <= clock)
+        left = [i for i in left if i != item]
+        clock += float(work[mask[item >> 16], item & 0xFFFF]) * seconds
+
+
 def test_rows_that_see_only_own_chunks_wait_for_nothing() -> None:
     slots = np.array([[2, 2], [1, 1], [0, 0]])
     seen = np.array([[[False, False, True], [True, False, True], [False, False, False], [False, True, False]]])
@@ -196,10 +230,10 @@ def test_where_items_are_few_the_order_that_ends_sooner_is_taken(monkeypatch: py
     monkeypatch.setattr(overlap_tables, "forward_end", end)
     given = o, spec, 4, 1, 2, 2, overlap_tables.expected_arrivals(o, 1024, 2, 1e9, 1e-6)
     taken = overlap_tables.gate_tables(local, *given, 132, torch.device("cpu")).items.tolist()
-    assert len(asked) == 2
-    assert taken == asked[1], "the later of two, which this clock calls shorter"
+    assert len(asked) == 3
+    assert taken == asked[2], "the last of three, which this clock calls shortest"
     overlap_tables.gate_tables(local, *given, 1, torch.device("cpu"))
-    assert len(asked) == 2, "many items: no order is tried"
+    assert len(asked) == 3, "many items: no order is tried"
 
 
 def test_items_that_do_not_fit_are_refused() -> None:
