@@ -70,19 +70,48 @@ def load_kernel(image: bytes, name: str) -> Kernel:
 class Arguments:
     """The arguments of a kernel that takes tensor maps, then one struct, all `const __grid_constant__`.
 
-    maps: encoded tensor maps, copied into 128-byte aligned slots. body: the struct, which may be rewritten between
+    maps: encoded tensor maps, passed in 128-byte aligned slots. body: the struct, which may be rewritten between
     launches (the driver copies all arguments at the launch), but by one thread at a time.
     """
 
     def __init__(self, maps: Sequence[bytes], body: ctypes.Structure) -> None:
-        self._slots = ctypes.create_string_buffer(TENSOR_MAP_BYTES * (len(maps) + 1))
-        base = -(-ctypes.addressof(self._slots) // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
-        for i, encoded in enumerate(maps):
-            ctypes.memmove(base + i * TENSOR_MAP_BYTES, encoded, TENSOR_MAP_BYTES)
-        addresses = [base + i * TENSOR_MAP_BYTES for i in range(len(maps))]
-        self.body = body
-        self._pointers = (ctypes.c_void_p * (len(maps) + 1))(*addresses, ctypes.addressof(body))
-        self.address = ctypes.addressof(self._pointers)
+        self.maps, self.body = b"".join(maps), body
+
+    def placed(self) -> int:
+        """Address of the pointers to all arguments, for a launch by this thread at once."""
+        key = len(self.maps), ctypes.sizeof(self.body)
+        room = _rooms.known.get(key)
+        if room is None:
+            room = _rooms.known[key] = _Room(*key)
+        if self.maps:
+            ctypes.memmove(room.maps, self.maps, len(self.maps))
+        ctypes.memmove(room.body, ctypes.byref(self.body), key[1])
+        return room.pointers
+
+
+class _Room:
+    """Memory for arguments of such sizes, used by one launch of a thread after another.
+
+    Taking addresses is what costs here: each time is an audit event of Python, and hooks on those can be slow.
+    """
+
+    def __init__(self, maps: int, body: int) -> None:
+        count = maps // TENSOR_MAP_BYTES
+        self._memory = (ctypes.c_char * (TENSOR_MAP_BYTES + maps + body))()
+        self.maps = -(-ctypes.addressof(self._memory) // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
+        self.body = self.maps + maps
+        self._pointers = (ctypes.c_void_p * (count + 1))(*(self.maps + i * TENSOR_MAP_BYTES for i in range(count)), self.body)
+        self.pointers = ctypes.addressof(self._pointers)
+
+
+class _Rooms(threading.local):
+    """Of each thread, by sizes."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], _Room] = {}
+
+
+_rooms = _Rooms()
 
 
 def launch(
@@ -109,7 +138,7 @@ def launch(
     with _on(index):
         kernel.allow_shared(index, shared)
         if cluster is None and not overlap_previous:
-            _call(driver.cuLaunchKernel, kernel.function, *grid, threads, 1, 1, shared, handle, arguments.address, 0)
+            _call(driver.cuLaunchKernel, kernel.function, *grid, threads, 1, 1, shared, handle, arguments.placed(), 0)
             return
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -119,7 +148,7 @@ def launch(
         attributes = _attributes(cluster, overlap_previous)
         config.attrs = list(attributes)
         config.numAttrs = len(attributes)
-        _call(driver.cuLaunchKernelEx, config, kernel.function, arguments.address, 0)
+        _call(driver.cuLaunchKernelEx, config, kernel.function, arguments.placed(), 0)
 
 
 @cache

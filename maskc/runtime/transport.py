@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, assert_never
 
 import torch
@@ -212,12 +213,18 @@ class HostQueues:
 
 def read_word(address: int) -> int:
     """A word in host memory."""
-    return ctypes.c_uint32.from_address(address).value
+    return _word(address).value
 
 
 def write_word(address: int, value: int) -> None:
     """Write a word in host memory, which GPUs may be reading."""
-    ctypes.c_uint32.from_address(address).value = value & 0xFFFFFFFF
+    _word(address).value = value & 0xFFFFFFFF
+
+
+@lru_cache(maxsize=4096)
+def _word(address: int) -> ctypes.c_uint32:
+    """No more than the address: to make it is an audit event of Python, whose hooks can be slow."""
+    return ctypes.c_uint32.from_address(address)
 
 
 # ---------------------------------------------------------------- transports

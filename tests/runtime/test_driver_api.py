@@ -72,6 +72,25 @@ for size in (1000, 100_000, 90_000):
     ]
 
 
+def test_launches_of_other_sizes_share_nothing_and_take_no_addresses(stub_library: Path, tmp_path: Path) -> None:
+    """Hooks on audit events may cost more than a launch."""
+    program = """
+import sys
+class Other(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "abcdef"]
+kernel, events = d.load_kernel(IMAGE, "k"), []
+first, other, second = (d.Arguments([MAP], b) for b in (Body(1, 2, 3, 4), Other(5, 6, 7, 8), Body(9, 8, 7, 6)))
+for arguments in (first, other):
+    d.launch(kernel, (1, 1, 1), 32, arguments, device=device, stream=5)
+sys.addaudithook(lambda event, _: events.append(event))
+for arguments in (second, other, first):
+    d.launch(kernel, (1, 1, 1), 32, arguments, device=device, stream=5)
+print([event for event in events if event.startswith("ctypes")])
+"""
+    got = [line.split("body ")[-1] for line in calls(stub_library, tmp_path, program) if "body" in line or "[" in line]
+    assert got == ["1 2 3 4", "5 6 7 8", "9 8 7 6", "5 6 7 8", "1 2 3 4", "[]"]
+
+
 def test_launch_attributes(stub_library: Path, tmp_path: Path) -> None:
     got = calls(
         stub_library,
