@@ -98,10 +98,15 @@ class _Room:
     def __init__(self, maps: int, body: int) -> None:
         count = maps // TENSOR_MAP_BYTES
         self._memory = (ctypes.c_char * (TENSOR_MAP_BYTES + maps + body))()
-        self.maps = -(-ctypes.addressof(self._memory) // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
+        self._start = ctypes.addressof(self._memory)
+        self.maps = -(-self._start // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
         self.body = self.maps + maps
         self._pointers = (ctypes.c_void_p * (count + 1))(*(self.maps + i * TENSOR_MAP_BYTES for i in range(count)), self.body)
         self.pointers = ctypes.addressof(self._pointers)
+
+    def first_map(self) -> bytes:
+        at = self.maps - self._start
+        return self._memory.raw[at : at + TENSOR_MAP_BYTES]
 
 
 class _Rooms(threading.local):
@@ -109,6 +114,7 @@ class _Rooms(threading.local):
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], _Room] = {}
+        self.encoded = _Room(TENSOR_MAP_BYTES, 0)
 
 
 _rooms = _Rooms()
@@ -293,10 +299,9 @@ def tensor_map(
             shown = f"address {pointer:#x}, sizes {sizes}, strides {strides}, box {box}, {dtype}"
             raise error("M607", f"no tensor map: {rule}", None, None, ("tensor", shown))
     rank = len(sizes)
-    room = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
-    slot = -(-ctypes.addressof(room) // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
+    slot = _rooms.encoded
     status = _libcuda().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(slot),
+        ctypes.c_void_p(slot.maps),
         code,
         rank,
         ctypes.c_void_p(pointer),
@@ -311,7 +316,7 @@ def tensor_map(
     )
     if status != 0:
         raise error("M605", f"cuTensorMapEncodeTiled failed: CUDA error {status}")
-    return ctypes.string_at(slot, TENSOR_MAP_BYTES)
+    return slot.first_map()
 
 
 def _byte_strides(sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> tuple[int, ...]:
