@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -89,6 +90,22 @@ print([event for event in events if event.startswith("ctypes")])
 """
     got = [line.split("body ")[-1] for line in calls(stub_library, tmp_path, program) if "body" in line or "[" in line]
     assert got == ["1 2 3 4", "5 6 7 8", "9 8 7 6", "5 6 7 8", "1 2 3 4", "[]"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 8])
+def test_pointers_to_every_map_and_the_struct(count: int) -> None:
+    class Body(ctypes.Structure):
+        _fields_ = [("a", ctypes.c_int64), ("b", ctypes.c_float * 100)]
+
+    maps = [bytes([i + 1]) * 128 for i in range(count)]
+    body = Body(7)
+    for number in (1.5, 2.5):
+        body.b[99] = number
+        pointers = (ctypes.c_void_p * (count + 1)).from_address(driver_api.Arguments(maps, body).placed())
+        assert [ctypes.string_at(p, 128) for p in pointers[:count]] == maps
+        assert all(p % 128 == 0 for p in pointers)
+        found = Body.from_address(pointers[count])
+        assert (found.a, found.b[99]) == (7, number)
 
 
 def test_launch_attributes(stub_library: Path, tmp_path: Path) -> None:
