@@ -123,7 +123,7 @@ def kernels(seqlen: str = "8192") -> str:
 def head_dims() -> str:
     """Head dims other than 128, at 8K."""
     there: dict[tuple[int, str], dict[str, Row]] = defaultdict(dict)
-    for r in rows_of("attention", *TIMES):
+    for r in sorted(rows_of("attention", *TIMES), key=lambda r: NAMES.index(r["mask"])):
         if r["head_dim"] != 128:
             there[r["head_dim"], r["mask"]][r["peer"]] = r
     body: list[Sequence[object]] = []

@@ -50,7 +50,7 @@ def misses() -> str:
         if share < ENOUGH:
             body.append([f"{cell}, over 512 heads", f"{share:.3f}", f"{ENOUGH:.3f}", WHY.get(cell, WHY[cell.split(", ")[1]])])
     for seqlen, mask, over in _behind():
-        body.append([f"{mask}, {length(seqlen)}, over the best other", f"{over:.2f}", f"{AHEAD:.2f}", WHY.get(mask, UNEXPLAINED)])
+        body.append([f"{mask}, {length(seqlen)}, over the best other", f"{over:.3f}", f"{AHEAD:.3f}", WHY.get(mask, UNEXPLAINED)])
     if not body and not cells(8192):
         raise NoData("attention")
     return table(["", "measured", "to reach", "why"], body) if body else "None."
