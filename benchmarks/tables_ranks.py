@@ -310,6 +310,28 @@ def overlap_gpus() -> str:
     return table(["ms (E forward / backward)", *ways], [[n, *(f.get(w, "") for w in ways)] for n, f in found.items()])
 
 
+def overlap_bars() -> str:
+    """Per cell between GPUs: E, what is exposed, and speed-ups against what was to be reached; bold where it was not."""
+    cells: dict[str, dict[str, Row]] = defaultdict(dict)
+    for r in rows_of("overlap_gpus", "cell", "what", key="bars"):
+        cells[r["cell"]][r["what"]] = r
+
+    def shown(r: Row | None) -> str:
+        if r is None:
+            return ""
+        value = f"{r['value']:.2f}" if r["holds"] is not False else f"**{r['value']:.2f}**"
+        return value if r["exposed_us"] is None else f"{value} ({r['ratio']:.2f}, {r['exposed_us']:.0f} us)"
+
+    whats = (
+        "E forward",
+        "E backward",
+        "speed-up over dual chunk with all-gather, step",
+        "share of what two losses allow, step",
+    )
+    head = ["", "E forward (copies / attention, exposed)", "E backward", "dual chunk / gated, step", "of what two losses allow"]
+    return table(head, [[cell, *(shown(found.get(what)) for what in whats)] for cell, found in cells.items()])
+
+
 def routing() -> str:
     """Nodes emulated on the GPUs of one host: what routing over nodes and pruning save."""
     body = [
@@ -418,6 +440,6 @@ def ablated(row: str) -> str:
 PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows, fitted_within,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
-    overlap, hidden, gate, overlap_gpus, hidden_gpus, routing, training,
+    overlap, hidden, gate, overlap_gpus, overlap_bars, hidden_gpus, routing, training,
     training_gpus, ablation, ablated, ablation_size, ablation_steps,
 )  # fmt: skip
