@@ -66,5 +66,5 @@ def test_a_q_tile_taken_too_early_is_seen() -> None:
         for seed in range(50):
             Kernel(CHAINED, ((1,),) * 5, broken="wait for Q to be free").run(seed)
 
-    with pytest.raises(Fault, match="overwritten|holds"):
+    with pytest.raises(Fault, match=r"overwritten|holds"):
         run()
