@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from itertools import combinations
 from types import SimpleNamespace
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from maskc.runtime.layout import Layout
 from maskc.runtime.link import ALIGNMENT, KINDS, Link, Room, words_size
-from maskc.runtime.overlap_plan import OverlapPlan, visit_order
+from maskc.runtime.overlap_plan import OverlapPlan, joined, visit_order
 from maskc.runtime.protocol import HALVES, Word
 from maskc.runtime.symmetric import Symmetric, room_of
-from maskc.runtime.transport import KeyShape
+from maskc.runtime.transport import Copy, KeyShape
 
 Extent = tuple[int, int]
 
@@ -94,6 +95,39 @@ def test_a_reader_finds_what_the_owner_wrote_and_the_other_way_round(
             for chunk in chunks:
                 got = mine.staged(reader, chunk)
                 assert [set(t.flatten().tolist()) for t in got] == [{chunk + 100 * reader}, {chunk + 100 * reader + 1}]
+
+
+def run(one: Copy, ahead: int = 0) -> None:
+    """What a copy engine would do, in host memory."""
+    for i in range(one.pieces):
+        to, source = (at + i * pitch for at, pitch in zip((one.into, one.source + ahead), one.pitches, strict=True))
+        ctypes.memmove(to, source, one.width)
+
+
+@given(plans(), st.integers(1, 9), st.booleans())
+def test_copy_engines_are_given_what_the_host_copies(
+    given_plans: tuple[Layout, list[OverlapPlan], KeyShape], rows: int, every_head: bool
+) -> None:
+    """Also of joined slots, of some heads or all, and of gradients that lie elsewhere than when the copies were prepared."""
+    keys, made, shape = given_plans
+    heads = slice(0, shape.heads) if every_head else slice(shape.heads - 1, shape.heads)
+    for p, by_host, by_engine in zip(made, transports(keys, made, shape), transports(keys, made, shape), strict=True):
+        for slot in joined(p, keys, rows).pulls:
+            for memory in (by_host.link.memory, by_engine.link.memory):
+                for r, t in enumerate(memory):
+                    t.copy_(torch.arange(t.numel()).mul(7 + r).fmod(251))
+            into = [[t[heads] for t in shape.empty(slot.rows, "cpu")] for _ in range(2)]
+            by_host.pull(slot.source, 1, slot.chunk, heads, (into[0][0], into[0][1]))
+            for to, source in zip(into[1], by_engine.readable(slot.source, 1, slot.chunk, heads, slot.rows), strict=True):
+                run(Copy.of(to, source))
+            assert all(torch.equal(a, b) for a, b in zip(*into, strict=True))
+            part = slice(2, 2 + slot.rows)
+            whole = [torch.rand_like(t) for t in shape.gradients(slot.rows + 5, "cpu")]
+            other = [torch.rand_like(t) for t in whole]
+            by_host.push_rows(slot.source, slot.chunk, heads, part, (whole[0], whole[1]))
+            for which, one in by_engine._copies(slot.source, slot.chunk, heads, part, (other[0], other[1])):
+                run(one, whole[which].data_ptr())
+            assert torch.equal(by_host.link.memory[slot.source], by_engine.link.memory[slot.source])
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7))
