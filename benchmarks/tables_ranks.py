@@ -412,6 +412,12 @@ def ablation_size() -> str:
     return f"{length(r['seqlen'])} tokens cut over {r['ranks']} ranks in {r['nodes']} nodes"
 
 
+def ablation_origin() -> str:
+    """The kernel sources that the ablation was recorded with, where rows say it others than the file's."""
+    r = rows_of("train", key="ablation")[0]
+    return f"`{r.get('digest', results('train')['digest'])[:16]}`"
+
+
 def ablation_steps() -> str:
     """How many steps the rows of the ablation had."""
     found = [r["steps"] for r in rows_of("train", "steps", key="ablation")]
@@ -441,5 +447,5 @@ PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows, fitted_within,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, overlap_bars, hidden_gpus, routing, training,
-    training_gpus, ablation, ablated, ablation_size, ablation_steps,
+    training_gpus, ablation, ablated, ablation_origin, ablation_size, ablation_steps,
 )  # fmt: skip
