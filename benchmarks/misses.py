@@ -20,7 +20,8 @@ _KERNELS = (
 )
 _GLOBAL_ROW = (
     "the first Q block sees every KV block, 128 tiles one after the other in one CTA: that is the 0.235 ms which the call takes"
-    " with 8 heads as with 16, while all work spread evenly would take 0.07 and 0.14; rows split over CTAs with a merge would mend it"
+    " with 8 heads as with 16, while all work spread evenly would take 0.07 and 0.14; rows split over"
+    " CTAs with a merge would mend it"
 )
 _GLOBAL_KEY = "the tile of the global keys is seen by every row: 128 blocks one after the other in one CTA, 2.4 us each, 0.3 ms"
 
