@@ -66,6 +66,8 @@ LONG = 16
 """Ranks above which one cell takes about as long as all of the smaller groups."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
+WHOLE = 1.005
+"""Tiles over those of the whole mask below which hardly any straddles the end of a chunk."""
 FEW_SAMPLES = 8
 """Fewer samples than this are not fitted."""
 
@@ -339,8 +341,9 @@ def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     a rank's time from their sum: what else there is to its time.
     """
     out: dict[str, dict[str, float]] = {}
-    balanced = [r for r in rows if r["measured"] and r["way"] == BALANCED]
     for i, direction in enumerate(("forward", "backward")):
+        straddle = f"{direction}_tiles_over_one"  # the counts are of tiles that do not
+        balanced = [r for r in rows if r["measured"] and r["way"] == BALANCED and r.get(straddle, 1.0) < WHOLE]
         samples = [
             (*(n * r["batch"] * r["heads"] for n in tiles), 1e-3 * ms[i])
             for r in balanced

@@ -39,12 +39,18 @@ def scaling_rates(key: str = "rows") -> str:
     return table(["", *(f"P = {w}" for w in worlds)], [[m, *(f.get(w, "") for w in worlds)] for m, f in found.items()])
 
 
-def kept() -> str:
-    """The least rate of balanced ranks against one GPU, either direction."""
-    found = [r for r in rows_of("scaling", "forward_rate_against_one") if r["way"] == "HCC-IPO"]
+def kept(key: str = "rows") -> str:
+    """The least rate of balanced ranks against one GPU, either direction. key: as in `scaling_rates`."""
+    found = [r for r in rows_of("scaling", "forward_rate_against_one", key=key) if r["way"] == "HCC-IPO"]
     if not found:
         raise NoData("scaling")
     return f"{min(r[f'{d}_rate_against_one'] for r in found for d in ('forward', 'backward')):.2f}"
+
+
+def not_scaled() -> str:
+    """Cells of the scaling benchmark for which there was no time."""
+    left = [f"{c['mask']} P = {c['world']}" for c in results("scaling")["not_run"]]
+    return ", ".join(left) or "nothing"
 
 
 def scaled() -> str:
@@ -444,7 +450,7 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows, fitted_within,
+    scaling, scaling_rates, scaled, not_scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows, fitted_within,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, overlap_bars, hidden_gpus, routing, training,
     training_gpus, ablation, ablated, ablation_origin, ablation_size, ablation_steps,
