@@ -1,6 +1,6 @@
 """Figures in the documentation, from benchmarks/results/*.json: none is typed by hand, so none can drift.
 
-    python -m benchmarks.tables          put the present figures into docs/*.md
+    python -m benchmarks.tables          put the present figures into README.md and docs/*.md
 
 A page holds places, `<!--NAME-->...<!--/-->`, in a line or on lines of their own; what stands between the marks is made by
 `PLACES[NAME]`, or says that it is not measured yet. Names with a colon take an argument: `<!--gain:causal-->`.
@@ -29,7 +29,7 @@ def main() -> int:
 
 def pages() -> list[Path]:
     """The pages that hold places."""
-    return [p for p in sorted((ROOT / "docs").glob("*.md")) if PLACE.search(p.read_text(encoding="utf-8"))]
+    return [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if PLACE.search(p.read_text(encoding="utf-8"))]
 
 
 def fill(text: str) -> str:
