@@ -26,7 +26,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, visit_order
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Epochs, Turn, Word
-from maskc.runtime.transport import KeyShape, Pair, copy
+from maskc.runtime.transport import KeyShape, Pair, copy, push_chunks
 
 Kind: TypeAlias = Literal["host", "peer"]
 READY = 1 << 30
@@ -161,6 +161,9 @@ class Link:
         if chunk == self._last_push and heads.stop == self.memory.shape.heads:
             for c in self.part.carried:
                 self._copied(c, self._left(c, slice(None)), [t[0, :, : self.keys.size_of(c)] for t in self._outgoing])
+
+    def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
+        push_chunks(self, self.keys, owner, chunk, heads, rows, grads)
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """The same for every reader."""

@@ -252,7 +252,14 @@ def _stream_calls() -> _StreamCalls:
 
 
 def _failed(name: str, status: int) -> MaskcError:
-    return error("M605", f"{name} failed: CUDA error {status}", None, _EARLIER)
+    return error("M605", f"{name} failed: {_named(status)}", None, _EARLIER)
+
+
+def _named(status: int) -> str:
+    try:
+        return f"CUDA error {status} ({_driver().CUresult(status).name})"
+    except ValueError:  # of a newer driver
+        return f"CUDA error {status}"
 
 
 # ---------------------------------------------------------------- tensor maps
@@ -315,7 +322,7 @@ def tensor_map(
         0,  # zeros outside
     )
     if status != 0:
-        raise error("M605", f"cuTensorMapEncodeTiled failed: CUDA error {status}")
+        raise error("M605", f"cuTensorMapEncodeTiled failed: {_named(status)}")
     return slot.first_map()
 
 

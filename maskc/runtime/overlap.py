@@ -72,7 +72,7 @@ class Overlapped(KeyBuffer):
         return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
     @cached_property
-    def _lent(self) -> tuple[slice, ...]:
+    def _lent(self) -> tuple[exchange.Run, ...]:
         return lent_runs(self.plan, self.layout)
 
     @cached_property
@@ -297,10 +297,9 @@ class Overlapped(KeyBuffer):
     def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
         at, heads = cut.plan.slot_of(piece), cut.heads_of(piece, groups)
-        push_rows = getattr(self.transport, "push_rows", None)
-        if push_rows is not None and made.dk.shape[0] == 1:
+        if made.dk.shape[0] == 1:
             rows = slice(at.start, at.start + at.rows)
-            push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
+            self.transport.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             return
         start = at.start
         for chunk in at.chunks:
@@ -318,9 +317,9 @@ class Overlapped(KeyBuffer):
         readable = self.transport.own(half)
         if readable is None:
             return False
-        size = sum(rows.stop - rows.start for rows in self._lent) * sum(t[:, :1].numel() * t.element_size() for t in (k, v))
+        size = sum(rows.stop - rows.start for _, rows in self._lent) * sum(t[:, :1].numel() * t.element_size() for t in (k, v))
         ctas = MORE_OFFER_CTAS if size > MUCH else OFFER_CTAS
-        return _laid((k, v), readable, [(rows.start, rows) for rows in self._lent], ctas, started)
+        return _laid((k, v), readable, self._lent, ctas, started)
 
     def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
         """Own keys to their places in the buffer; all that the rank sees, or some."""

@@ -5,6 +5,7 @@ One kernel adds them in fp32 and rounds once, so the result does not depend on w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -38,30 +39,24 @@ def own_chunks(plan: OverlapPlan, keys: Layout) -> tuple[OwnChunk, ...]:
     return tuple(out)
 
 
-def own_runs(plan: OverlapPlan, keys: Layout) -> tuple[tuple[int, slice], ...]:
+def own_runs(plan: OverlapPlan, keys: Layout) -> tuple[exchange.Run, ...]:
     """(place in the key buffer, rows of the rank's tensors) of own chunks that it sees itself, neighbours joined."""
-    runs: list[tuple[int, slice]] = []
-    for _, rows, slot, _ in own_chunks(plan, keys):
-        if slot is None:
-            continue
-        if runs and runs[-1][1].stop == rows.start and runs[-1][0] + rows.start - runs[-1][1].start == slot.start:
-            runs[-1] = runs[-1][0], slice(runs[-1][1].start, rows.stop)
-        else:
-            runs.append((slot.start, rows))
-    return tuple(runs)
+    return _neighbours_joined((c.slot.start, c.rows) for c in own_chunks(plan, keys) if c.slot is not None)
 
 
-def lent_runs(plan: OverlapPlan, keys: Layout) -> tuple[slice, ...]:
-    """Rows of the rank's tensors that other ranks read, neighbours joined."""
-    runs: list[slice] = []
-    for _, rows, _, readers in own_chunks(plan, keys):
-        if not readers:
-            continue
-        if runs and runs[-1].stop == rows.start:
-            runs[-1] = slice(runs[-1].start, rows.stop)
+def lent_runs(plan: OverlapPlan, keys: Layout) -> tuple[exchange.Run, ...]:
+    """(place in the source buffer, rows of the rank's tensors) of own chunks that other ranks read, neighbours joined."""
+    return _neighbours_joined((c.rows.start, c.rows) for c in own_chunks(plan, keys) if c.readers)
+
+
+def _neighbours_joined(runs: Iterable[exchange.Run]) -> tuple[exchange.Run, ...]:
+    out: list[exchange.Run] = []
+    for place, rows in runs:
+        if out and out[-1][1].stop == rows.start and out[-1][0] + rows.start - out[-1][1].start == place:
+            out[-1] = out[-1][0], slice(out[-1][1].start, rows.stop)
         else:
-            runs.append(rows)
-    return tuple(runs)
+            out.append((place, rows))
+    return tuple(out)
 
 
 class GradientSum:

@@ -273,6 +273,16 @@ class Transport(Protocol):
         """From the host, while streams hang: end every wait for a word of up to this epoch on this rank."""
 
 
+def push_chunks(transport: Transport, keys: Layout, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
+    """`Transport.push_rows`, chunk by chunk. owner: to whom they go, be they its own chunks or not."""
+    at = rows.start
+    for c in keys.chunks_of(keys.owner[chunk]):
+        if c >= chunk and at < rows.stop:
+            part = slice(at, at + keys.size_of(c))
+            transport.push(owner, c, heads, (grads[0][:, heads, part], grads[1][:, heads, part]))
+            at = part.stop
+
+
 class Loopback:
     """Other ranks in host memory. Nobody reads this rank's keys; `lends` of its plan says who pushes gradients.
 
@@ -345,8 +355,7 @@ class Loopback:
                 self._copy(to[heads], part)
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
-        for c, part in self._chunks(owner, chunk, rows):
-            self.push(owner, c, heads, (grads[0][:, heads, part], grads[1][:, heads, part]))
+        push_chunks(self, self.keys, owner, chunk, heads, rows, grads)
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """In host memory, which kernels read as it is."""
@@ -359,14 +368,6 @@ class Loopback:
             for kind, mine in _LOOPED:
                 if mine:
                     write_word(self.address(Word(kind, self.rank, peer)), epoch)
-
-    def _chunks(self, owner: int, first: int, rows: slice) -> Iterator[tuple[int, slice]]:
-        """Chunks from `first` on that these rows belong to, and the rows of each."""
-        at = rows.start
-        for c in self.keys.chunks_of(owner):
-            if c >= first and at < rows.stop:
-                yield c, slice(at, at + self.keys.size_of(c))
-                at += self.keys.size_of(c)
 
     def _copy(self, into: Tensor, source: Tensor) -> None:
         for _ in range(self.slowness):
