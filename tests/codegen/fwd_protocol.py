@@ -1,74 +1,43 @@
 """Who may touch which part of shared memory when, in the forward kernel: its roles as steps between barriers.
 
 `Kernel` transcribes the roles of templates/fwd (`generate_queue`, `load_tiles`, `store_output`, and `attend` warp by warp)
-without their arithmetic, as `tests.codegen.bwd_protocol` does for the backward.
+without their arithmetic, for `tests.codegen.cta` to run.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 
 from maskc.codegen.roles import forward_barriers, forward_named
 from maskc.codegen.spec import KernelSpec
-from tests.codegen.bwd_protocol import Fault, Mbarrier, Memory, Named, Part, Ring, Steps
+from tests.codegen.cta import Cta, Fault, Named, Part, Ring, Steps
 
 Item = tuple[int, ...]
 """KV blocks that a work item visits, by queue slot; (0,) for one whose rows see nothing."""
 
 
-class Kernel:
+class Kernel(Cta):
     """One CTA that is dealt `items`. broken: the name of a step that is left out, for tests of this model."""
 
     def __init__(self, spec: KernelSpec, items: tuple[Item, ...], broken: str = "") -> None:
-        self.spec, self.items, self.broken = spec, items, broken
-        self.memory = Memory()
-        self.bars = {(b.name, i): Mbarrier(b.arrivals) for b in forward_barriers(spec) for i in range(b.slots)}
+        super().__init__(forward_barriers(spec), broken)
+        self.spec, self.items = spec, items
         self.turns = [Named(b.arrivals) for b in forward_named(spec) if b.name == "turn" for _ in range(b.slots)]
-        self.copies: list[Steps] = []
         self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
         self.stored: list[int] = []
 
-    def run(self, seed: int) -> None:
-        rng = random.Random(seed)
-        roles = [self.generator(), self.loader(), *(self.consumer(w) for w in range(self.spec.consumer_warps))]
-        if self.spec.out_dtype == "input":
-            roles.append(self.storer())
-        waiting: list[tuple[Steps, Callable[[], bool] | None]] = [(role, None) for role in roles]
-        pace = [rng.choice((1, 1, 4)) for _ in roles]
-        while waiting:
-            waiting += [(copy, None) for copy in self.copies]
-            pace += [rng.choice((1, 4)) for _ in self.copies]
-            self.copies.clear()
-            ready = [i for i, (_, until) in enumerate(waiting) if until is None or until()]
-            if not ready:
-                raise Fault("nobody can go on")
-            i = rng.choices(ready, [pace[i] for i in ready])[0]
-            try:
-                waiting[i] = waiting[i][0], next(waiting[i][0])
-            except StopIteration:
-                del waiting[i], pace[i]
+    def roles(self) -> list[Steps]:
+        consumers = (self.consumer(w) for w in range(self.spec.consumer_warps))
+        return [self.generator(), self.loader(), *consumers, *([self.storer()] if self.spec.out_dtype == "input" else [])]
+
+    def check_end(self) -> None:
+        super().check_end()
         if self.stored != [n for n, item in enumerate(self.items) if sum(item)] and self.spec.out_dtype == "input":
             raise Fault(f"items {self.stored} were stored")
-
-    def does(self, step: str) -> bool:
-        return step != self.broken
 
     def q_parts(self, slot: int) -> list[Part]:
         """A Q tile by the rows of the consumer warps."""
         return [("q", slot, w) for w in range(self.spec.consumer_warps)]
-
-    def copy(self, bar: Mbarrier, parts: list[Part], content: object) -> None:
-        for part in parts:
-            self.memory.begin_write(part)
-
-        def land() -> Steps:
-            yield None
-            for part in parts:
-                self.memory.end_write(part, content)
-            bar.arrive()
-
-        self.copies.append(land())
 
     # ---- roles
 

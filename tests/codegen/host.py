@@ -1,4 +1,4 @@
-"""The generated text of mask columns, compiled as host C++ and run on tensors of the CPU."""
+"""Generated text compiled as host C++, and that of mask columns run on tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -21,6 +21,26 @@ from maskc.ir.nodes import InputKind, MaskFn
 from maskc.ir.reference import Env
 from maskc.runtime.prep import pack_inputs
 
+CUDA = Path(__file__).with_name("cuda_on_host.h").read_text()
+"""As much of CUDA as whole kernels use, on threads of the CPU."""
+ONE_THREAD = """
+#include <algorithm>
+#include <cstdint>
+using std::max;
+using std::min;
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+struct uint4 { u32 x, y, z, w; };
+struct Index { u32 x; };
+[[maybe_unused]] static Index threadIdx, blockIdx, gridDim;
+#define DEVICE inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(n)
+"""
+"""As much of CUDA as parts of kernels use that a test calls thread by thread."""
 _COLUMNS = """
 namespace {name} {{
 {text}
@@ -62,17 +82,15 @@ class HostColumns:
 def compile_columns(codes: Mapping[str, ColumnCode], folder: Path) -> HostColumns:
     """The columns of many masks in one translation unit."""
     text = "".join(_COLUMNS.format(name=name, text=code.text) for name, code in codes.items())
-    return HostColumns(_compile(_header() + text, folder), codes)
+    return HostColumns(compile_on_host(_header() + text, folder), codes)
 
 
 def compile_kernels(sources: Mapping[str, CudaSource], folder: Path) -> Callable[[str, ctypes.Structure, int], None]:
     """Whole preparation kernels, their threads being threads of the CPU: (name, arguments, blocks) runs one."""
-    cuda = Path(__file__).with_name("cuda_on_host.h").read_text()
-    parts = [cuda, _header()]
+    parts = [CUDA, _header()]
     for name, source in sources.items():
-        text = source.text.replace('#include "device/columns.cuh"', "").replace('extern "C" ', "")
-        parts.append(_KERNEL.format(name=name, text=text))
-    library = _compile("\n".join(parts), folder)
+        parts.append(_KERNEL.format(name=name, text=in_one_text(source.text)))
+    library = compile_on_host("\n".join(parts), folder)
 
     def run(name: str, arguments: ctypes.Structure, blocks: int) -> None:
         getattr(library, f"launch_{name}")(ctypes.byref(arguments), blocks, THREADS)
@@ -81,15 +99,21 @@ def compile_kernels(sources: Mapping[str, CudaSource], folder: Path) -> Callable
 
 
 def _header() -> str:
-    return files("maskc").joinpath("templates/device/columns.cuh").read_text().replace("#pragma once", "")
+    return in_one_text(files("maskc").joinpath("templates/device/columns.cuh").read_text())
 
 
-def _compile(text: str, folder: Path) -> ctypes.CDLL:
+def in_one_text(*headers: str) -> str:
+    """Headers and kernels one after the other, without pragmas, includes of each other, and linkage of kernels."""
+    lines = [line for text in headers for line in text.splitlines() if not line.lstrip().startswith(('#include "', "#pragma"))]
+    return "\n".join(lines).replace('extern "C" __global__', "__global__")
+
+
+def compile_on_host(text: str, folder: Path) -> ctypes.CDLL:
     """As a shared library; warnings and undefined behaviour are errors. Skips, loudly, without a compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip("NO C++ COMPILER: the generated columns are not compared with the oracle here")
-    source, library = folder / "columns.cpp", folder / "columns.so"
+        pytest.skip("NO C++ COMPILER: generated text is not run on the host here")
+    source, library = folder / "host.cpp", folder / "host.so"
     source.write_text(text)
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-tautological-compare"]
     checks = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]

@@ -12,7 +12,7 @@ import torch
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime.hopper_bwd import _Main, _Post, _Pre
-from tests.codegen.host import _compile
+from tests.codegen.host import CUDA, compile_on_host, in_one_text
 from tests.codegen.test_bwd_tiles import _WARPS, FORMS, masks
 
 _MORE = """
@@ -33,17 +33,14 @@ def host(spec: BackwardSpec, folder: Path, parts: list[tuple[str, str, str]], en
     """Host code of what the kernels share and of parts of headers: (header, where it begins, what follows it)."""
     headers = dict(spec.source().headers)
     assert _NO_PACK in _WARPS
-    pieces = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS.replace(_NO_PACK, ""), _MORE]
+    pieces = [CUDA, _WARPS.replace(_NO_PACK, ""), _MORE]
     pieces += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh")]
     for header, begin, after in parts:
         text = headers[header]
         start = text.index(begin)
         pieces.append(text[start : text.index(after, start) if after else None])
-    text = "\n".join(pieces).replace("#pragma once", "").replace('extern "C" __global__', "__global__")
-    text = text.replace("blockIdx.y", "0")
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(('#include "', "#pragma unroll"))]
     folder.mkdir(exist_ok=True)
-    return _compile("\n".join(lines) + entry, folder)
+    return compile_on_host(in_one_text(*pieces).replace("blockIdx.y", "0") + entry, folder)
 
 
 @pytest.mark.parametrize("name", ["causal", "two_sided", "upper", "five"])

@@ -9,7 +9,8 @@ import pytest
 
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
-from tests.codegen.bwd_protocol import Block, Fault, Item, Kernel
+from tests.codegen.bwd_protocol import Block, Item, Kernel
+from tests.codegen.cta import Fault
 
 FULL, DOCUMENT = MaskForm(), MaskForm(causal=True, lts=True)
 SPECS: dict[str, BackwardSpec] = {

@@ -15,7 +15,7 @@ from maskc.codegen.spec import VECTORS, MaskForm
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime.hopper_bwd import _Main, _Pre
 from maskc.tiles import TileClass, classify
-from tests.codegen.host import _compile
+from tests.codegen.host import CUDA, compile_on_host, in_one_text
 
 BLOCKS, DEAD_KEYS = 10, 11  # fields of a record
 BITS = 0xFFFFFFFF
@@ -101,15 +101,13 @@ extern "C" void walk_item(const Params* p, const int* record, int* out) {
 def host(spec: BackwardSpec, folder: Path) -> ctypes.CDLL:
     """The preparation kernel and the walk of a spec, as host code."""
     headers = dict(spec.source().headers)
-    parts = [Path(__file__).with_name("cuda_on_host.h").read_text(), _WARPS]
+    parts = [CUDA, f"#define HIDDEN_HALF {'run.hidden_half' if spec.halves else '0'}", _WARPS]
     parts += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh", "bwd/walk.cuh", "bwd/pre.cuh")]
-    parts[0] += f"\n#define HIDDEN_HALF {'run.hidden_half' if spec.halves else '0'}\n"
-    text = "\n".join(parts).replace("#pragma once", "").replace('extern "C" __global__', "__global__")
+    text = in_one_text(*parts)
     order = text.find("// attn_bwd_order")
     text = text[:order] if order >= 0 else text
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(('#include "', "#pragma unroll"))]
     folder.mkdir(exist_ok=True)
-    return _compile("\n".join(lines) + _ENTRIES, folder)
+    return compile_on_host(text + _ENTRIES, folder)
 
 
 def masks(form: MaskForm, nq: int, nk: int, rng: random.Random) -> BoundaryVectors:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import groupby
@@ -12,6 +10,8 @@ from itertools import groupby
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 
 Deal = Callable[[int, int, int, int], list[tuple[int, int]]]
 _CALL = """
@@ -27,27 +27,8 @@ extern "C" void deal_all(int* out, int ranks, int giants, int heads, int group_h
 @pytest.fixture(scope="module")
 def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
     """(ranks, giants, heads, heads of a group) -> (rank, head) of every item."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("deal")
-    header = (files("maskc") / "templates" / "device" / "deal.cuh").read_text().replace('#include "device/types.cuh"', "")
-    text = "#include <algorithm>\nusing std::min;\n#define DEVICE inline\n" + header + _CALL
-    (folder / "deal.cpp").write_text(text)
-    command = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-Wall",
-        "-Wno-pragma-once-outside-header",
-        "-shared",
-        "-fPIC",
-        "deal.cpp",
-        "-o",
-        "deal.so",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
-    library = ctypes.CDLL(str(folder / "deal.so"))
+    header = in_one_text((files("maskc") / "templates" / "device" / "deal.cuh").read_text())
+    library = compile_on_host(ONE_THREAD + header + _CALL, tmp_path_factory.mktemp("deal"))
 
     def call(ranks: int, giants: int, heads: int, group_heads: int) -> list[tuple[int, int]]:
         out = (ctypes.c_int * (2 * ranks * heads))()

@@ -10,7 +10,7 @@ import pytest
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.roles import forward_barriers
 from maskc.codegen.spec import KernelSpec, MaskForm
-from tests.codegen.bwd_protocol import Fault
+from tests.codegen.cta import Fault
 from tests.codegen.fwd_protocol import Item, Kernel
 
 DOCUMENT = MaskForm(causal=True, lts=True)

@@ -23,26 +23,12 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
 from maskc.runtime.plan import plan
 from maskc.runtime.transport import HostQueues, KeyShape, Loopback
-from tests.codegen.host import _compile
+from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 from tests.dist.cases import Case, vectors
 
 CPU = torch.device("cpu")
 SPEC = replace(select_backward(MaskForm(lts=True), 128, "bf16"), gated=True)
 _AROUND = """
-#include <algorithm>
-#include <cstdint>
-using std::max;
-typedef unsigned int u32;
-typedef unsigned char u8;
-typedef long long i64;
-struct uint4 {{ u32 x, y, z, w; }};
-struct Index {{ u32 x; }};
-static const Index threadIdx = {{0}};
-static Index blockIdx, gridDim;
-#define DEVICE inline
-#define __global__
-#define __grid_constant__
-#define __launch_bounds__(n)
 constexpr int THREADS = 1, LOADS = 1;
 inline void __syncthreads() {{}}
 inline u32 count_up(u32* p) {{ return ++*p; }}
@@ -71,12 +57,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     headers, exchange_text = dict(SPEC.source().headers), exchange_source().text
     shared = headers["bwd/shared.cuh"]
     tables = shared[shared.index("struct GateTables") :]
-    gate, copies = (
-        "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-        for text in (headers["bwd/gate.cuh"], exchange_text[exchange_text.index("struct Part {") :])
-    )
-    text = _AROUND.format(tables=tables[: tables.index("\n};") + 4], gate=gate, copies=copies)
-    made = _compile(text, tmp_path_factory.mktemp("counts"))
+    gate, copies = map(in_one_text, (headers["bwd/gate.cuh"], exchange_text[exchange_text.index("struct Part {") :]))
+    text = ONE_THREAD + _AROUND.format(tables=tables[: tables.index("\n};") + 4], gate=gate, copies=copies)
+    made = compile_on_host(text, tmp_path_factory.mktemp("counts"))
     made.finish.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 4]
     made.copy_piece.argtypes = [exchange._CopyParams, *[ctypes.c_int] * 3]
     return made

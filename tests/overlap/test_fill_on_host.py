@@ -11,22 +11,9 @@ import torch
 from maskc.codegen.exchange import FILL_RUNS, THREADS, exchange_source
 from maskc.runtime import exchange
 from maskc.runtime.transport import head_major
-from tests.codegen.host import _compile
+from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 
 _AROUND = """
-#include <algorithm>
-#include <cstdint>
-using std::max;
-typedef unsigned int u32;
-typedef unsigned char u8;
-typedef long long i64;
-struct uint4 {{ u32 x, y, z, w; }};
-struct Index {{ u32 x; }};
-static Index threadIdx, blockIdx, gridDim;
-#define DEVICE inline
-#define __global__
-#define __grid_constant__
-#define __launch_bounds__(n)
 constexpr int THREADS = {threads}, LOADS = 3;
 inline u32 count_up(u32* p) {{ return ++*p; }}
 inline void store_release_system(u32* p, u32 v) {{ *p = v; }}
@@ -41,8 +28,8 @@ extern "C" void run(FillParams p, int cta, int ctas) {{
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     whole = exchange_source().text
-    text = whole[whole.index("constexpr int RUNS") : whole.index("// ---- copy_chunks")].replace("#pragma unroll\n", "")
-    made = _compile(_AROUND.format(threads=THREADS, text=text), tmp_path_factory.mktemp("fill"))
+    text = in_one_text(whole[whole.index("constexpr int RUNS") : whole.index("// ---- copy_chunks")])
+    made = compile_on_host(ONE_THREAD + _AROUND.format(threads=THREADS, text=text), tmp_path_factory.mktemp("fill"))
     made.run.argtypes = [exchange._FillParams, ctypes.c_int, ctypes.c_int]
     return made
 

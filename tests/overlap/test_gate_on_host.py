@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from maskc.codegen.forward import forward_source, forward_spec
 from maskc.codegen.spec import MaskForm
-from tests.codegen.host import _compile
+from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 
 _AROUND = """
-#include <algorithm>
-using std::max;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-#define DEVICE inline
 {tables}
 // One CTA's shared memory, the GPU's clock, and what a look at a flag costs.
 static u32 shared_words[2048];
@@ -94,9 +89,8 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Run:
     shared = headers["fwd/shared.cuh"]
     tables = shared[shared.index("struct GateTables") :]
     tables = tables[: tables.index("\n};") + 4]
-    parts = (headers[name] for name in ("device/arrival.cuh", "fwd/gate.cuh"))
-    text = "\n".join(line for part in parts for line in part.splitlines() if not line.startswith("#"))
-    library = _compile(_AROUND.format(tables=tables, gate=text), tmp_path_factory.mktemp("gate"))
+    text = in_one_text(*(headers[name] for name in ("device/arrival.cuh", "fwd/gate.cuh")))
+    library = compile_on_host(ONE_THREAD + _AROUND.format(tables=tables, gate=text), tmp_path_factory.mktemp("gate"))
     library.run.restype = ctypes.c_uint32
     library.run.argtypes = [
         ctypes.c_void_p,

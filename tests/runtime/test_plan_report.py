@@ -18,11 +18,7 @@ from maskc.runtime.localize import localize
 from maskc.runtime.plan import plan
 from maskc.runtime.plan_report import local_vectors, report
 from maskc.runtime.tile_work import TileCosts
-
-
-def documents(*lengths: int) -> BoundMask:
-    text = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
-    return maskc.compile_text(text).bind(doc=maskc.segments(lengths=list(lengths)), nq=sum(lengths), nk=sum(lengths))
+from tests.dist.cases import docs
 
 
 def told(spec: BoundMask | BoundaryVectors, **more: Any) -> str:
@@ -31,17 +27,17 @@ def told(spec: BoundMask | BoundaryVectors, **more: Any) -> str:
 
 
 def test_report(golden: Callable[[str, str], None]) -> None:
-    golden("plan.txt", told(documents(3145, 2203, 2844), world_size=4, nodes=2))
-    golden("plan_given.txt", told(documents(4, 8), world_size=2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64))
+    golden("plan.txt", told(docs([3145, 2203, 2844]), world_size=4, nodes=2))
+    golden("plan_given.txt", told(docs([4, 8]), world_size=2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64))
 
 
 def test_report_of_idle_ranks() -> None:
-    assert "   3       0           0   0.0000  idle" in told(documents(3), world_size=4)
+    assert "   3       0           0   0.0000  idle" in told(docs([3]), world_size=4)
 
 
 def test_links_of_many_ranks_are_summed_per_rank() -> None:
     """Contiguous, one document of 20 rows: rank r sends its row to 19 - r others and receives r rows."""
-    text = told(documents(20), world_size=20, order="contiguous", heads_kv=1, head_dim=4)
+    text = told(docs([20]), world_size=20, order="contiguous", heads_kv=1, head_dim=4)
     row = 2 * 4 * 2
     lines = text[text.index("rank        sends     receives") :].splitlines()[1:21]
     assert [line.split() for line in lines] == [
@@ -82,7 +78,7 @@ def test_local_vectors_of_batches_heads_and_blocks() -> None:
         ("M703", lambda: contiguous(4, 2).chunks_of(-1)),
         ("M705", lambda: localize(BoundaryVectors(4, 5, 1, 1, True), contiguous(4, 2), (0,), contiguous(4, 2), (0,))),
         ("M715", lambda: plan([], world_size=2)),
-        ("M714", lambda: plan(documents(5000), world_size=2, chunk=1)),
+        ("M714", lambda: plan(docs([5000]), world_size=2, chunk=1)),
     ],
 )
 def test_refused(code: str, make: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from maskc.codegen.reorder import KEYS, THREADS, take_keys_source
 from maskc.runtime import ops, reorder
 from maskc.tiles import TileClass, classify
 from tests.binding.strategies import boundary_vectors
-from tests.codegen import host
+from tests.codegen.host import CUDA, compile_on_host, in_one_text
 from tests.runtime.dense import reference
 from tests.runtime.test_cpu import SCALE, operands
 
@@ -129,15 +129,8 @@ struct uint4 { std::uint32_t x, y, z, w; };
 
 
 def test_the_kernel_takes_the_keys_that_the_cpu_takes(tmp_path: Path) -> None:
-    cuda = Path(host.__file__).with_name("cuda_on_host.h").read_text()
-    text = (
-        take_keys_source()
-        .text.replace('#include "device/types.cuh"', _TYPES)
-        .replace('extern "C" ', "")
-        .replace("#pragma unroll", "")
-    )
     run = 'extern "C" void run(const Params* p, int blocks, int threads) { run_blocks(take_keys, *p, blocks, threads); }\n'
-    library = host._compile(f"{cuda}\n{text}\n{run}", tmp_path)
+    library = compile_on_host(f"{CUDA}\n{_TYPES}\n{in_one_text(take_keys_source().text)}\n{run}", tmp_path)
     generator = torch.Generator().manual_seed(0)
     for batch, keys, heads, mask_heads, dim, items in ((2, 19, 4, 2, 64, 2), (2, 8, 3, 1, 128, 1), (1, 5, 2, 2, 256, 1)):
         wide = torch.randn(batch, keys, heads, 2 * dim, generator=generator).to(torch.bfloat16)
