@@ -70,8 +70,7 @@ def _packed(name: str, seed: int) -> BoundMask:
 
 
 def _layout(name: str, number: int) -> BoundMask:
-    case = mask_case(name, SEQUENCE, number)
-    return maskc.compile(case.mask).bind(nq=SEQUENCE, nk=SEQUENCE, **case.inputs)
+    return mask_case(name, SEQUENCE, number).spec()
 
 
 def ways(spec: BoundMask, world: int, nodes: int, kappa: int) -> dict[str, AttentionPlan]:

@@ -9,6 +9,7 @@ of the preparation kernel of every standard mask. A result file that carries ano
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from maskc.codegen.cache import content_key
 from maskc.codegen.kernels import KERNELS, Request
@@ -18,8 +19,9 @@ from maskc.frontend import parse_file, std_names
 from maskc.targets import compile_fn
 
 
+@cache
 def digest() -> str:
-    """64 hex digits."""
+    """64 hex digits. The first call takes seconds."""
     parts: list[list[str]] = []
     for name, source, options in (*shipped(), *_preparation()):
         headers = [item for header in source.headers for item in header]

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.charts import Interval, bars, lines, number, table, whiskers
 from benchmarks.masks import NAMES
-from benchmarks.records import gmean, length, standard
+from benchmarks.records import RATIOS, both, gmean, length, standard, tflops
 
 Data = dict[str, Any]
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ def gains(data: Data) -> dict[str, dict[tuple[int, str], float]]:
     """Per peer and (length, mask): its time over maskc's, forward and backward together, of standard cells that both ran."""
     cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     for r in filter(standard, rows_of(data, TIMES)):
-        cells[tuple(r[n] for n in TIMES[1:7])][r["peer"]] = r["fwd_ms"] + r["bwd_ms"]
+        cells[tuple(r[n] for n in TIMES[1:7])][r["peer"]] = both(r)
     out: dict[str, dict[tuple[int, str], float]] = defaultdict(dict)
     for (mask, seqlen, *_), times in cells.items():
         for peer, ms in times.items():
@@ -78,8 +78,7 @@ def rates(data: Data) -> str:
     for kind in sorted({_kind(r) for r in rows}, key=lambda k: (k[0] != 128, k)):
         here: dict[str, dict[str, str]] = defaultdict(dict)
         for r in (r for r in rows if _kind(r) == kind):
-            flop = 4 * r["batch"] * r["heads"] * r["seqlen"] ** 2 * r["head_dim"] * r["density"]
-            here[r["mask"]][r["peer"]] = f"{flop / r['fwd_ms'] / 1e9:.0f} / {2.5 * flop / r['bwd_ms'] / 1e9:.0f}"
+            here[r["mask"]][r["peer"]] = "{:.0f} / {:.0f}".format(*tflops(r))
         body = [[mask, *(cells.get(p, "–") for p in peers)] for mask, cells in here.items()]
         dim, seqlen, heads = kind
         others = "" if dim == 128 and heads == 32 * 131072 // seqlen else f", head dim {dim}, {heads} heads in all"
@@ -179,9 +178,6 @@ def by_degree(data: Data) -> str:
     if not all(r.get("measured", True) for r in rows):
         out.insert(0, '<p class="empty">Times of this file are the model’s, not measured: no Hopper GPU was there.</p>')
     return "".join(out)
-
-
-RATIOS = ((0.0, 0.2), (0.2, 0.5), (0.5, 1.0), (1.0, float("inf")))
 
 
 def efficiency(data: Data) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import maskc
 
 if TYPE_CHECKING:
+    from maskc.binding.bound import BoundMask
     from maskc.boundary import BoundaryVectors
 
 LAYOUTS = Path(__file__).parents[1] / "tests" / "data" / "layouts.json"
@@ -46,6 +47,9 @@ class MaskCase:
     prefix: int = 0
     drop: list[tuple[int, int]] | None = None
     evict: Any = None
+
+    def spec(self) -> BoundMask:
+        return maskc.compile(self.mask).bind(nq=self.seqlen, nk=self.seqlen, **self.inputs)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def tile_density(case: MaskCase) -> float:
 
 def vectors_of(case: MaskCase) -> BoundaryVectors:
     """On the CPU."""
-    return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors()
+    return case.spec().vectors()
 
 
 def documents(seqlen: int, layout: int = 0) -> Layout:

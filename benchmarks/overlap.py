@@ -74,34 +74,27 @@ def measure(pairing: Pairing, seconds: float, direction: str) -> list[dict[str, 
     """The rows of one cell and direction. seconds: that it may take to be measured."""
     ours, whole = pairing.ours, pairing.whole
     queues = [ours.queues] if whole is None else [ours.queues, whole.queues]
-    runs: Runs
+    attend: Callable[..., Any]
     if direction == "forward":
-        runs = {
-            "attention": ours.attention,
-            "flags set": partial(ours.attention, there=False),
-            "no gate": partial(ours.attention, gated=False),
-            "copies": ours.copies,
-            "own keys": partial(ours.own_keys, direction),
-            **{name: partial(ours.forward, name) for name in EXECUTORS},
-            "peer by peer": ours.peer_by_peer,
-        }
+        attend, copies, cut = ours.attention, ours.copies, ours.rank.forward_cut
     else:
-        runs = {
-            "attention": ours.attention_backward,
-            "flags set": partial(ours.attention_backward, there=False),
-            "no gate": partial(ours.attention_backward, gated=False),
-            "copies": ours.exchange,
-            "own keys": partial(ours.own_keys, direction),
-            **{name: partial(ours.backward, name) for name in EXECUTORS},
-        }
-    if whole is not None:
-        runs["dual-chunk gather"] = partial(whole.forward if direction == "forward" else whole.backward, "copy-then-attend")
-    if direction == "backward":
+        attend, copies, cut = ours.attention_backward, ours.exchange, ours.rank.backward_cut
         ours.exchange()  # its flags are those that "flags set" looks at
+    runs: Runs = {
+        "attention": attend,
+        "flags set": partial(attend, there=False),
+        "no gate": partial(attend, gated=False),
+        "copies": copies,
+        "own keys": partial(ours.own_keys, direction),
+        **{name: partial(getattr(ours, direction), name) for name in EXECUTORS},
+    }
+    if direction == "forward":
+        runs["peer by peer"] = ours.peer_by_peer
+    if whole is not None:
+        runs["dual-chunk gather"] = partial(getattr(whole, direction), "copy-then-attend")
     results, times = _times(runs, queues, seconds, ours.rank.finish)
     pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
     same = all(torch.equal(a, b) for a, b in pairs)
-    cut = ours.rank.forward_cut if direction == "forward" else ours.rank.backward_cut
     return _rows(pairing.made, direction, times, len(cut.pieces), same)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import maskc
-from benchmarks.masks import mask_case
+from benchmarks.masks import mask_case, vectors_of
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
 from maskc.runtime.plan import AttentionPlan, plan
@@ -55,7 +54,7 @@ class Problem:
 
 def problem(cell: Cell, order: Order = "balanced") -> Problem:
     case = mask_case(cell.mask, cell.seqlen, heads=cell.heads)
-    v = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs).vectors(case.seqlen, case.seqlen)
+    v = vectors_of(case)
     chunk = min(2048, max(128, cell.seqlen // cell.world // 8))
     p = plan(
         v,

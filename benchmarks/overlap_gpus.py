@@ -29,7 +29,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
@@ -40,12 +39,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import maskc
 from benchmarks.digest import digest
+from benchmarks.kernels import attention, compile_all
 from benchmarks.masks import mask_case
 from benchmarks.overlap_bars import as_rows, bars
+from benchmarks.overlap_cells import HEAD_DIM, MASKS
 from benchmarks.overlap_ways import (
-    HEAD_DIM,
     ON_GPUS,
     Cell,
     Rank,
@@ -57,11 +56,8 @@ from benchmarks.overlap_ways import (
     torch_context_parallel,
 )
 from maskc.codegen.exchange import exchange_source
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.kernels import KERNELS, Request
-from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.render import CudaSource
-from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import hopper
 from maskc.runtime.comm import Peer
 from maskc.runtime.localize import localize
@@ -69,7 +65,6 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 
-MASKS = ("causal", "causal_document", "prefix_lm_document", "share_question", "sliding_window")
 WAYS = ("gated", "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
 EVERYWHERE = ("gated", "ring", "dual-chunk gather")
 """Ways of every cell; the others are measured in the first FULL cells alone."""
@@ -154,11 +149,13 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     }
     runs: dict[str, Run] = {}
     results: dict[str, Result] = {}
-    reasons: dict[str, str] = {}
+    refused: list[dict[str, Any]] = []
     for name in ways:  # everything is compiled, and tables are made
-        runs[name], results[name], reasons[name] = attempt(rank, makers[name])  # type: ignore[assignment]
-    runs, results = ({name: x for name, x in found.items() if x is not None} for found in (runs, results))
-    refused = [{**head(rank.cell, rank.peer.world, name), "why": why} for name, why in reasons.items() if why]
+        made, why = attempt(rank, makers[name])
+        if made is None:
+            refused.append({**head(rank.cell, rank.peer.world, name), "why": why})
+        else:
+            runs[name], results[name] = made
     if not runs:
         return refused
     if "gated" in runs:
@@ -193,20 +190,20 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
 Result = tuple[Tensor, Tensor]
 
 
-def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[Run | None, Result | None, str]:
+def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[tuple[Run, Result] | None, str]:
     """A way and its (out, lse), where it runs forward and backward on every rank, else why not."""
-    made, result, reason = None, None, ""
+    made, reason = None, ""
     try:
-        made = make()
-        result = made.forward()
-        made.backward(*result)
+        run = make()
+        made = run, run.forward()
+        run.backward(*made[1])
         if ON_GPUS:
             torch.cuda.synchronize()
     except Exception as e:
         reason = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:200]
     failed = torch.tensor([float(bool(reason))], device=rank.device)
     dist.all_reduce(failed, group=rank.peer.group)
-    return (None, None, reason or "another rank failed") if failed.item() else (made, result, "")
+    return (None, reason or "another rank failed") if failed.item() else (made, "")
 
 
 def agreement(rank: Rank, results: dict[str, Result]) -> dict[str, Any]:
@@ -287,18 +284,11 @@ def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rou
 # ---------------------------------------------------------------- processes
 
 
-def compile_all(masks: Sequence[str], world: int) -> None:
-    """Every variant that is going to run, compiled side by side."""
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_cubin, dict.fromkeys(sources_of(masks, world))))
-
-
 def sources_of(masks: Sequence[str], world: int) -> list[CudaSource]:
-    """Of every variant."""
+    """Of every variant that is going to run."""
     forms, sources = set(), [exchange_source()]
     for name in masks:
-        case = mask_case(name, 4096, heads=32)
-        spec = maskc.compile(case.mask).bind(nq=4096, nk=4096, **case.inputs)
+        spec = mask_case(name, 4096, heads=32).spec()
         sources += [k.source for k in KERNELS["prep"](Request(spec.compiled.fn, spec.compiled.program))]
         v = spec.vectors(4096, 4096)
         for order in ("balanced", "zigzag"):
@@ -306,12 +296,8 @@ def sources_of(masks: Sequence[str], world: int) -> list[CudaSource]:
             sets = [overlap_plan(p, 0).columns, tuple(range(p.keys.chunk_count)), p.keys.chunks_of(0)]
             forms |= {hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(0), p.keys, c)) for c in sets}
     for form in forms:
-        both = [forward_spec(form, HEAD_DIM, "bf16", out) for out in ("input", "f32")]  # type: ignore[arg-type]
-        backward = select_backward(form, HEAD_DIM, "bf16")
-        sources += [forward_source(s) for s in (*both, replace(both[0], gated=True))]
-        sources += [s.source() for s in (backward, replace(backward, gated=True))]
-        if (planned := schedule_spec(form, HEAD_DIM)).packed:
-            sources.append(schedule_source(planned))
+        sources += attention(form, HEAD_DIM, gated=(False, True))
+        sources += attention(form, HEAD_DIM, directions=("fwd",), outs=("f32",))
     return sources
 
 
@@ -336,7 +322,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         if left.item() < 3:
             break
         case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
-        spec = maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
+        spec = case.spec()
         started = time.monotonic()
         found = measure(Rank(peer, device, cell, case, spec), every if number < FULL else everywhere, left.item() / 4)
         rows += found
@@ -417,7 +403,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     until = time.time() + args.timeout
     if ON_GPUS:
-        compile_all(MASKS, args.gpus)
+        compile_all(sources_of(MASKS, args.gpus))
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     command = [sys.executable, "-m", "benchmarks.overlap_gpus", *(argv if argv is not None else sys.argv[1:])]
     command += ["--meet", tempfile.mktemp(prefix="maskc-bench-"), "--until", str(until)]

@@ -28,9 +28,11 @@ import torch.distributed as dist
 
 import maskc
 from benchmarks.digest import digest
+from benchmarks.kernels import compile_all
 from benchmarks.masks import mask_case
-from benchmarks.overlap_gpus import MASKS, compile_all
-from benchmarks.overlap_ways import HEAD_DIM, ON_GPUS, exit_codes
+from benchmarks.overlap_cells import HEAD_DIM, MASKS
+from benchmarks.overlap_gpus import sources_of
+from benchmarks.overlap_ways import ON_GPUS, exit_codes
 from benchmarks.train_ablation import INSIDE, LINK_RATE
 from benchmarks.train_link import Link, Memory, part_of
 from maskc.runtime.localize import localize
@@ -96,8 +98,7 @@ def rows(node: int, device: torch.device, rows_per_rank: int, heads_kv: int, gro
     memory = Memory(length, KeyShape(1, heads_kv, HEAD_DIM, HEAD_DIM, dtype), device)
     last = sorted(MASKS, key="causal".__eq__)  # what takes longest comes last
     for times, mask, prune, hierarchical in product((1, 2), last, (True, False), (True, False)):
-        case = mask_case(mask, length, heads=HEADS)
-        spec = maskc.compile(case.mask).bind(nq=length, nk=length, **case.inputs)
+        spec = mask_case(mask, length, heads=HEADS).spec()
         p = plan(
             spec,
             world_size=world,
@@ -168,7 +169,7 @@ def main() -> int:
         return 2
     until = time.time() + args.timeout
     if ON_GPUS:
-        compile_all(MASKS, NODES * PER_NODE)
+        compile_all(sources_of(MASKS, NODES * PER_NODE))
     command = [sys.executable, "-m", "benchmarks.overlap_nodes", *sys.argv[1:]]
     command += ["--meet", tempfile.mktemp(prefix="maskc-nodes-"), "--until", str(until)]
     nodes = [subprocess.Popen([*command, "--node", str(n)]) for n in range(NODES)]

@@ -84,10 +84,10 @@ class Rank:
         self.q, self.dout = (torch.randn(1, self.local.nq, cell.heads, HEAD_DIM, device=device).bfloat16() for _ in range(2))
         own = p.keys.local_length(order.rank)
         self.k, self.v = (torch.randn(1, own, cell.heads_kv, HEAD_DIM, device=device).bfloat16() for _ in range(2))
-        self._own = (
-            self.rank.in_place(self.k, self.v, forward_block(self.local, self.q)),
-            self.rank.in_place(self.k, self.v, backward_block(self.local, self.q, False)),
-        )
+        self._own = {
+            "forward": self.rank.in_place(self.k, self.v, forward_block(self.local, self.q)),
+            "backward": self.rank.in_place(self.k, self.v, backward_block(self.local, self.q, False)),
+        }
         for peer in order.sources:
             self.link.post(peer, 1, partial(_fill, device, peer))
         self.result = self.forward("copy-then-attend")
@@ -111,11 +111,11 @@ class Rank:
             write_word(self.link.address(Word(kind, self.order.rank, source)), epoch)
 
     def attention(self, gated: bool = True, there: bool = True) -> tuple[Tensor, Tensor]:
-        return self.rank.attend(self.local, self.q, self.scale, gated=gated, there=there, own=self._own[0])
+        return self.rank.attend(self.local, self.q, self.scale, gated=gated, there=there, own=self._own["forward"])
 
     def attention_backward(self, gated: bool = True, there: bool = True) -> Gradients:
         given = (self.q, *self.result, self.dout, self.scale)
-        return self.rank.attend_backward(self.local, *given, gated=gated, there=there, own=self._own[1])
+        return self.rank.attend_backward(self.local, *given, gated=gated, there=there, own=self._own["backward"])
 
     def copies(self) -> None:
         """The planned copies of keys with their flags, and the compute stream behind them."""
@@ -139,7 +139,7 @@ class Rank:
     def own_keys(self, direction: str) -> None:
         """The way of own keys to where the gated kernel reads them."""
         self.rank.offer(0, self.k, self.v)
-        if self._own[direction == "backward"] is None:
+        if self._own[direction] is None:
             self.rank.settle(self.k, self.v)
 
     def _pull(self, cut: Cut) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.masks import MaskCase
+from benchmarks.overlap_cells import HEAD_DIM
 from maskc.binding.bound import BoundMask
 from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
@@ -23,7 +24,6 @@ from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.protocol import Word
 
-HEAD_DIM = 128
 ON_GPUS = torch.cuda.is_available()
 
 

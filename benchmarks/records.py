@@ -20,6 +20,9 @@ COMMANDS = {
 }
 """What makes a file or a part of one, where it is not `python -m benchmarks.NAME`."""
 
+RATIOS = ((0.0, 0.2), (0.2, 0.5), (0.5, 1.0), (1.0, float("inf")))
+"""Classes of the time of copies over that of attention."""
+
 Row = dict[str, Any]
 
 
@@ -52,6 +55,17 @@ def rows_of(name: str, *needed: str, key: str = "rows") -> list[Row]:
 def standard(r: Row) -> bool:
     """Whether a row of attention.json is a cell of the twelve masks' benchmark: head dim 128, 32 heads, 131072 tokens a call."""
     return bool(r["head_dim"] == 128 and r["heads"] == r["kv_heads"] == 32 and r["batch"] * r["seqlen"] == 131072)
+
+
+def both(r: Row) -> float:
+    """Milliseconds forward and backward of a row of attention.json."""
+    return float(r["fwd_ms"] + r["bwd_ms"])
+
+
+def tflops(r: Row) -> tuple[float, float, float]:
+    """TFLOP/s of a row of attention.json by exact density: forward, backward, both."""
+    flop = 4 * r["batch"] * r["heads"] * r["seqlen"] ** 2 * r["head_dim"] * r["density"] / 1e9
+    return flop / r["fwd_ms"], 2.5 * flop / r["bwd_ms"], 3.5 * flop / both(r)
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:

@@ -30,9 +30,8 @@ from typing import Any
 
 import torch
 
-import maskc
 from benchmarks.kernels import attention, compile_all
-from benchmarks.masks import MaskCase, mask_case, vectors_of
+from benchmarks.masks import mask_case, vectors_of
 from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
@@ -93,12 +92,8 @@ class Cell:
     shape: Shape
     rows: int = field(default_factory=lambda: ROWS)
 
-    def case(self) -> MaskCase:
-        return mask_case(self.mask, self.rows * self.world)
-
     def spec(self) -> BoundMask:
-        case = self.case()
-        return maskc.compile(case.mask).bind(nq=case.seqlen, nk=case.seqlen, **case.inputs)
+        return mask_case(self.mask, self.rows * self.world).spec()
 
 
 @dataclass(frozen=True)

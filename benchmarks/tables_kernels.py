@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from typing import TypeAlias
 
 from benchmarks.masks import NAMES, mask_case, tile_density
-from benchmarks.records import NoData, Row, gmean, length, origin, results, rows_of, spread, standard, table
+from benchmarks.records import NoData, Row, both, gmean, length, origin, results, rows_of, spread, standard, table, tflops
 
 YARDSTICK = "flex"
 TIMES = ("mask", "peer", "seqlen", "batch", "heads", "kv_heads", "head_dim", "density", "fwd_ms", "bwd_ms")
@@ -18,32 +19,43 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 """Of the whole table."""
 
 
-def cells(seqlen: int) -> dict[str, dict[str, Row]]:
-    """Mask -> peer -> row of the standard cells that maskc ran, in the order of the masks."""
-    found: dict[str, dict[str, Row]] = {mask: {} for mask in NAMES}
-    for r in rows_of("attention", *TIMES):
-        if standard(r) and r["seqlen"] == seqlen:
-            found[r["mask"]][r["peer"]] = r
+Cells: TypeAlias = dict[str, dict[str, Row]]
+"""Mask -> peer -> row of cells that maskc ran, in the order of the masks."""
+
+
+def cells(seqlen: int) -> Cells:
+    """The standard cells of one length."""
+    return _cells(lambda r: standard(r) and r["seqlen"] == seqlen)
+
+
+def cells_of(head_dim: int) -> Cells:
+    """Those of another head dim."""
+    return _cells(lambda r: bool(r["head_dim"] == head_dim))
+
+
+def _cells(wanted: Callable[[Row], bool]) -> Cells:
+    found: Cells = {mask: {} for mask in NAMES}
+    for r in filter(wanted, rows_of("attention", *TIMES)):
+        found[r["mask"]][r["peer"]] = r
     return {mask: cell for mask, cell in found.items() if "maskc" in cell}
-
-
-def _compared(seqlen: int) -> dict[str, dict[str, Row]]:
-    """Those that FlexAttention ran, too."""
-    return {mask: cell for mask, cell in cells(seqlen).items() if YARDSTICK in cell}
 
 
 def _lengths() -> list[int]:
     return sorted({r["seqlen"] for r in rows_of("attention", *TIMES) if standard(r)})
 
 
-def both(row: Row) -> float:
-    """Milliseconds forward and backward."""
-    return float(row["fwd_ms"] + row["bwd_ms"])
-
-
 def gains(seqlen: int = 8192) -> dict[str, float]:
     """Mask -> time of FlexAttention over time of maskc, forward and backward together, in one process."""
-    return {mask: both(cell[YARDSTICK]) / both(cell["maskc"]) for mask, cell in _compared(seqlen).items()}
+    return _gains(cells(seqlen))
+
+
+def gains_of(head_dim: int) -> dict[str, float]:
+    """The same at another head dim."""
+    return _gains(cells_of(head_dim))
+
+
+def _gains(of: Cells) -> dict[str, float]:
+    return {mask: both(cell[YARDSTICK]) / both(cell["maskc"]) for mask, cell in of.items() if YARDSTICK in cell}
 
 
 def _every_gain() -> list[float]:
@@ -54,14 +66,12 @@ def _every_gain() -> list[float]:
     return found
 
 
-def rates(row: Row) -> tuple[float, float, float]:
-    """TFLOP/s by exact density: forward, backward, both."""
-    flop = 4 * row["batch"] * row["heads"] * row["seqlen"] ** 2 * row["head_dim"] * row["density"] / 1e9
-    return flop / row["fwd_ms"], 2.5 * flop / row["bwd_ms"], 3.5 * flop / both(row)
-
-
 def _rates(row: Row) -> str:
-    return " / ".join(f"{r:.0f}" for r in rates(row))
+    return "{:.0f} / {:.0f} / {:.0f}".format(*tflops(row))
+
+
+def _times(row: Row | None, absent: str = "") -> str:
+    return f"{row['fwd_ms']:.2f} / {row['bwd_ms']:.2f}" if row else absent
 
 
 def earlier(seqlen: int) -> dict[str, dict[str, float]]:
@@ -79,8 +89,9 @@ def best_peers(seqlen: int) -> dict[str, tuple[str, float]]:
     with suppress(NoData):
         for mask, gain in earlier(seqlen).items():
             found[mask] = {f"{peer}, earlier": x for peer, x in gain.items()}
-    for mask, cell in _compared(seqlen).items():
-        found[mask] |= {p: both(cell[YARDSTICK]) / both(r) for p, r in cell.items() if p not in ("maskc", YARDSTICK)}
+    for mask, cell in cells(seqlen).items():
+        if YARDSTICK in cell:
+            found[mask] |= {p: both(cell[YARDSTICK]) / both(r) for p, r in cell.items() if p not in ("maskc", YARDSTICK)}
     return {mask: max(f.items(), key=lambda x: x[1]) for mask, f in found.items() if f}
 
 
@@ -98,9 +109,10 @@ def kernels(seqlen: str = "8192") -> str:
     body: list[Sequence[object]] = []
     for mask, cell in there.items():
         ours, flex = cell["maskc"], cell.get(YARDSTICK)
-        times = [f"{r['fwd_ms']:.2f} / {r['bwd_ms']:.2f}" if r else "cannot" for r in (ours, flex)]
+        times = [_times(r, "cannot") for r in (ours, flex)]
         tiles = _by_tiles(mask, n)
-        density, rate = f"{ours['density']:.3f} ({tiles:.3f})", f"{_rates(ours)} ({rates(ours)[2] * tiles / ours['density']:.0f})"
+        density = f"{ours['density']:.3f} ({tiles:.3f})"
+        rate = f"{_rates(ours)} ({tflops(ours)[2] * tiles / ours['density']:.0f})"
         best = "{1:.2f} ({0})".format(*peers[mask]) if mask in peers else ""
         over = f"{found[mask] / peers[mask][1]:.2f}" if mask in found and mask in peers else ""
         body.append([mask, density, *times, rate, f"**{found[mask]:.2f}**" if mask in found else "", best, over])
@@ -122,35 +134,19 @@ def kernels(seqlen: str = "8192") -> str:
 
 def head_dims() -> str:
     """Head dims other than 128, at 8K."""
-    there: dict[tuple[int, str], dict[str, Row]] = defaultdict(dict)
-    for r in sorted(rows_of("attention", *TIMES), key=lambda r: NAMES.index(r["mask"])):
-        if r["head_dim"] != 128:
-            there[r["head_dim"], r["mask"]][r["peer"]] = r
     body: list[Sequence[object]] = []
-    for (dim, mask), cell in there.items():
-        if "maskc" in cell:
-            times = [
-                f"{r['fwd_ms']:.2f} / {r['bwd_ms']:.2f}" if (r := cell.get(p)) else "" for p in ("maskc", YARDSTICK, "cudnn")
-            ]
-            over = [f"{both(r) / both(cell['maskc']):.2f}" if (r := cell.get(p)) else "" for p in (YARDSTICK, "cudnn")]
-            body.append([dim, mask, *times, _rates(cell["maskc"]), f"**{over[0]}**" if over[0] else "", over[1]])
-    for dim in sorted({dim for dim, _ in there}):
-        body.append(
-            [dim, "geometric mean", "", "", "", "", f"**{gmean(gains_of(dim).values()):.3f}**" if gains_of(dim) else "", ""]
-        )
+    for dim in sorted({r["head_dim"] for r in rows_of("attention", *TIMES)} - {128}):
+        found = gains_of(dim)
+        for mask, cell in cells_of(dim).items():
+            times = [_times(cell.get(p)) for p in ("maskc", YARDSTICK, "cudnn")]
+            gain = f"**{found[mask]:.2f}**" if mask in found else ""
+            over = f"{both(cell['cudnn']) / both(cell['maskc']):.2f}" if "cudnn" in cell else ""
+            body.append([dim, mask, *times, _rates(cell["maskc"]), gain, over])
+        body.append([dim, "geometric mean", "", "", "", "", f"**{gmean(found.values()):.3f}**" if found else "", ""])
     if not body:
         raise NoData("attention", "other head dims")
     head = ["head dim", "mask", "maskc ms", "FlexAttention ms", "cudnn ms", "maskc TFLOP/s", "gain", "over cudnn"]
-    return table(head, sorted(body, key=lambda line: int(str(line[0]))))
-
-
-def gains_of(head_dim: int) -> dict[str, float]:
-    """Mask -> gain over FlexAttention at another head dim."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for r in rows_of("attention", *TIMES):
-        if r["head_dim"] == head_dim:
-            found[r["mask"]][r["peer"]] = both(r)
-    return {mask: f[YARDSTICK] / f["maskc"] for mask, f in found.items() if {YARDSTICK, "maskc"} <= set(f)}
+    return table(head, body)
 
 
 def gain_at(head_dim: str) -> str:

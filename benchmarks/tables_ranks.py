@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.records import NoData, Row, length, results, rows_of, table
+from benchmarks.records import RATIOS, NoData, Row, length, results, rows_of, table
 
 WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
-RATIOS = ((0.0, 0.2), (0.2, 0.5), (0.5, 1.0), (1.0, float("inf")))
-"""Classes of the time of copies over that of attention."""
+DIRECTIONS = ("forward", "backward")
 
 # ---------------------------------------------------------------- ranks in turn
 
@@ -31,7 +30,7 @@ def scaling_rates(key: str = "rows") -> str:
 
     key: "rows", or "whole_tiles" for the cells whose chunks are whole tiles.
     """
-    kept = [r for r in rows_of("scaling", "forward_rate_against_one", key=key) if r["way"] == "HCC-IPO"]
+    kept = _balanced("forward_rate_against_one", key=key)
     worlds = sorted({r["world"] for r in kept})
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for r in kept:
@@ -41,10 +40,16 @@ def scaling_rates(key: str = "rows") -> str:
 
 def kept(key: str = "rows") -> str:
     """The least rate of balanced ranks against one GPU, either direction. key: as in `scaling_rates`."""
-    found = [r for r in rows_of("scaling", "forward_rate_against_one", key=key) if r["way"] == "HCC-IPO"]
+    found = _balanced("forward_rate_against_one", key=key)
+    return f"{min(r[f'{d}_rate_against_one'] for r in found for d in DIRECTIONS):.2f}"
+
+
+def _balanced(*needed: str, key: str = "rows") -> list[Row]:
+    """Rows of balanced ranks. Raises NoData where there is none."""
+    found = [r for r in rows_of("scaling", *needed, key=key) if r["way"] == "HCC-IPO"]
     if not found:
         raise NoData("scaling")
-    return f"{min(r[f'{d}_rate_against_one'] for r in found for d in ('forward', 'backward')):.2f}"
+    return found
 
 
 def not_scaled() -> str:
@@ -79,18 +84,24 @@ def fitted_within() -> str:
 
 def rate_alone(kind: str) -> str:
     """`folded`, `short`: the rate of the whole mask as vectors alone, or on a P-th of the batch, over its own, by direction."""
-    names = [f"{direction}_rate_{kind}" for direction in ("forward", "backward")]
-    found = [r for r in rows_of("scaling", *names) if r["way"] == "HCC-IPO"]
-    ends = [(min(r[n] for r in found), max(r[n] for r in found)) for n in names]
-    return ", ".join(f"{a:.2f} to {b:.2f} {n.split('_')[0]}" for n, (a, b) in zip(names, ends, strict=True))
+    return _by_direction(f"rate_{kind}")
 
 
 def tiles_over_one() -> str:
     """Tiles that balanced ranks visit over those of the whole mask, least to greatest over the cells, by direction."""
-    names = [f"{direction}_tiles_over_one" for direction in ("forward", "backward")]
-    found = rows_of("scaling", *names)
-    ends = [dict.fromkeys(f"{pick(r[n] for r in found):.2f}" for pick in (min, max)) for n in names]
-    return ", ".join(f"{' to '.join(e)} {n.split('_')[0]}" for n, e in zip(names, ends, strict=True))
+    return _by_direction("tiles_over_one")
+
+
+def _by_direction(what: str) -> str:
+    """Least to greatest of balanced ranks."""
+    found = _balanced(*(f"{d}_{what}" for d in DIRECTIONS))
+    return ", ".join(f"{_ends((r[f'{d}_{what}'] for r in found), '.2f')} {d}" for d in DIRECTIONS)
+
+
+def _ends(values: Iterable[float], form: str) -> str:
+    """Least to greatest, or the one where they read alike."""
+    found = list(values)
+    return " to ".join(dict.fromkeys(format(x, form) for x in (min(found), max(found))))
 
 
 def _fits() -> dict[str, dict[str, float]]:
@@ -427,7 +438,7 @@ def ablation_origin() -> str:
 def ablation_steps() -> str:
     """How many steps the rows of the ablation had."""
     found = [r["steps"] for r in rows_of("train", "steps", key="ablation")]
-    return f"{min(found)} to {max(found)}" if min(found) < max(found) else str(found[0])
+    return _ends(found, "d")
 
 
 def _bound_by_host(r: Row) -> bool:
@@ -445,8 +456,7 @@ def ablated(row: str) -> str:
     change = [100 * (x / found["full", s] - 1) for (name, s), x in found.items() if name == row and ("full", s) in found]
     if not change:
         raise NoData("ablation")
-    ends = dict.fromkeys(f"{x:+.1f}" for x in (min(change), max(change)))
-    return f"{' to '.join(ends)} %".replace("-", "−")
+    return f"{_ends(change, '+.1f')} %".replace("-", "−")
 
 
 PLACES: tuple[Callable[..., str], ...] = (

@@ -24,7 +24,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +34,7 @@ from torch import Tensor
 
 import maskc
 from benchmarks import train_ablation, train_gpus
+from benchmarks.digest import digest
 from benchmarks.train_model import Attend, Shape
 from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
 
@@ -203,9 +204,8 @@ def compare(names: Sequence[str], shape: Shape, s: Setting, sparsity: float) -> 
             except Exception as e:
                 if name == "maskc":
                     raise
-                problems[name] = (
-                    f"{type(e).__name__}: {str(e).partition(chr(10))[0][:200]}"  # a peer that fails costs its row only
-                )
+                first_line = str(e).partition("\n")[0]
+                problems[name] = f"{type(e).__name__}: {first_line[:200]}"  # a peer that fails costs its row only
                 del trainees[name]
             else:
                 if len(trainee.times) == 1:
@@ -305,7 +305,7 @@ class File:
 
     def __init__(self, path: Path | None, device: str, key: str, resume: bool) -> None:
         self.path, self.key = path, key
-        self.head = {"device": device, "torch": torch.__version__, "digest": _digest() if path is not None else ""}
+        self.head = {"device": device, "torch": torch.__version__, "digest": digest() if path is not None else ""}
         before = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
         self.kept = before if all(before.get(n) == v for n, v in self.head.items()) else {}
         self.rows: list[Row] = list(self.kept.get(key, ())) if resume else []
@@ -322,14 +322,6 @@ class File:
         if self.path is not None:
             data = {**self.kept, **self.head, self.key: self.rows}
             self.path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-
-@cache
-def _digest() -> str:
-    """Of the kernel sources; it takes seconds, and the file is written after every row."""
-    from benchmarks.digest import digest
-
-    return digest()
 
 
 def line(r: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ from benchmarks.scaling import (
     read,
     write,
 )
+from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
 from maskc.runtime import ops
 
@@ -79,8 +80,8 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
             return {label: Times(8.0, 16.0) if label == ALONE else Times(2.0, 5.0) for label in jobs}
 
     monkeypatch.setattr(scaling, "Bench", Bench)
-    bound = scaling.maskc.BoundMask.vectors
-    monkeypatch.setattr(scaling.maskc.BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
+    bound = BoundMask.vectors
+    monkeypatch.setattr(BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
     rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, torch.device("cpu"))
     assert asked[ALONE] == asked["HCC-IPO 3"] == 3
     assert (asked["contiguous 0"], asked[FOLDED]) == (1, 2)
