@@ -94,6 +94,7 @@ def _ids(lengths: Any, seqlen: int, device: torch.device) -> torch.Tensor:
 
 
 BLOCK = 128  # rows and keys of a block of a BlockMask
+CELLS_AT_ONCE = 1 << 28  # of a mask that becomes one
 _COMPILED: dict[str, Any] = {}  # once per model, not per mask
 
 
@@ -111,34 +112,39 @@ def _on_gpu(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flex(case: MaskCase, batch: int, kernel_options: dict[str, str] | None = None) -> Forward:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     attend = _COMPILED.setdefault("flex", torch.compile(flex_attention, dynamic=False))
     mod = mask_mod(case, torch.device("cuda"))
-    blocks = None
-    if mod is not None and case.name == "random_eviction":
-        blocks = block_mask_by_head(mod, case.heads, case.seqlen, torch.device("cuda"))
-    elif mod is not None:
-        blocks = create_block_mask(mod, None, None, case.seqlen, case.seqlen, device="cuda", BLOCK_SIZE=BLOCK, _compile=True)
+    heads = case.heads if case.name == "random_eviction" else 1
+    blocks = None if mod is None else block_mask(mod, heads, case.seqlen, torch.device("cuda"))
     return lambda q, k, v: attend(q, k, v, block_mask=blocks, kernel_options=kernel_options)
 
 
-def block_mask_by_head(mod: MaskMod, heads: int, seqlen: int, device: torch.device, compiled: bool = True) -> BlockMask:
-    """create_block_mask(mod, None, heads, ...), a head at a time: it needs a bool per cell of every head, 137 GB at 65536."""
-    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+def block_mask(mod: MaskMod, heads: int, seqlen: int, device: torch.device) -> BlockMask:
+    """create_block_mask(mod, None, heads, seqlen, seqlen), some rows at a time; seqlen: a multiple of BLOCK.
 
-    head = torch.zeros((), dtype=torch.int64, device=device)
+    That one takes a byte per cell of all heads at once, 137 GB for 32 of them at 65536, or up to a minute to compile.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
 
-    def of_head(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return mod(b, h + head, q, k)
-
-    parts = []
-    for i in range(heads):
-        head.fill_(i)
-        parts.append(create_block_mask(of_head, None, 1, seqlen, seqlen, device=device, BLOCK_SIZE=BLOCK, _compile=compiled))
-    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    tables = (torch.cat([getattr(part, name) for part in parts], 1) for name in names)
-    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(seqlen, seqlen))
+    size = seqlen // BLOCK
+    partial, full = (torch.empty(1, heads, size, size, dtype=torch.int32, device=device) for _ in range(2))
+    keys, b = torch.arange(seqlen, device=device), torch.zeros((), dtype=torch.int64, device=device)
+    at_once = max(1, CELLS_AT_ONCE // (BLOCK * seqlen))
+    for h in range(heads):
+        for first in range(0, size, at_once):
+            end = min(first + at_once, size)
+            rows = torch.arange(BLOCK * first, BLOCK * end, device=device)
+            tiles = mod(b, torch.tensor(h, device=device), rows[:, None], keys).view(-1, BLOCK, size, BLOCK)
+            whole = tiles.all(3).all(1)
+            full[0, h, first:end] = whole
+            partial[0, h, first:end] = tiles.any(3).any(1) & ~whole
+    counts = [t.sum(3, dtype=torch.int32) for t in (partial, full)]
+    indices = [t.argsort(descending=True, stable=True).int() for t in (partial, full)]
+    return BlockMask.from_kv_blocks(
+        counts[0], indices[0], counts[1], indices[1], BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(seqlen, seqlen)
+    )
 
 
 def _flex_flash_absent() -> str | None:

@@ -13,11 +13,11 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 import maskc
-from benchmarks import attention
+from benchmarks import attention, peers
 from benchmarks.attention import Cell, Results, deal
 from benchmarks.attention_cell import OutOfTimeError, _limit
 from benchmarks.masks import NAMES, mask_case
-from benchmarks.peers import block_mask_by_head, mask_mod
+from benchmarks.peers import mask_mod
 from maskc.convert import to_dense
 
 FAKE = """#!{python}
@@ -136,13 +136,16 @@ def test_masks_of_flex_are_those_of_the_mask_files(name: str) -> None:
     assert torch.equal(create_mask(mod, 1, wanted.shape[1], 512, 512, device="cpu"), wanted)
 
 
-def test_a_block_mask_by_head_is_that_of_all_heads() -> None:
-    case = mask_case("random_eviction", 512, heads=3)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "full"])
+def test_block_masks_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made of three rows of blocks at a time, the last time of fewer, and by head."""
+    monkeypatch.setattr(peers, "CELLS_AT_ONCE", 3 * 128 * 1024)
+    case = mask_case(name, 1024, heads=3)
     mod = mask_mod(case, torch.device("cpu"))
     assert mod is not None
-    found = block_mask_by_head(mod, 3, 512, torch.device("cpu"), compiled=False)
-    wanted = create_block_mask(mod, None, 3, 512, 512, device="cpu", BLOCK_SIZE=128)
-    assert torch.equal(found.to_dense(), wanted.to_dense())
-    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
-        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    heads = 3 if name == "random_eviction" else 1
+    found = peers.block_mask(mod, heads, 1024, torch.device("cpu"))
+    wanted = create_block_mask(mod, None, heads, 1024, 1024, device="cpu", BLOCK_SIZE=128)
     assert found.shape == wanted.shape
+    for mine, theirs in zip(found.as_tuple(flatten=True), wanted.as_tuple(flatten=True), strict=True):
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
