@@ -36,7 +36,7 @@ import maskc
 from benchmarks import train_ablation, train_gpus
 from benchmarks.digest import digest
 from benchmarks.train_model import Attend, Shape
-from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
+from benchmarks.train_steps import Batch, Setting, batches, learn, new_model, seconds, trimmed
 
 RESULTS = Path(__file__).parent / "results" / "train.json"
 IDENTITY = ("model", "shape", "attention", "row", "seqlen", "batch", "sparsity", "ranks", "link", "gpus")
@@ -155,11 +155,7 @@ class Trainee:
 
         def run() -> None:
             self.attend = self.attends(batch)
-            loss = self.model(batch.tokens, batch.positions, batch.labels, self.attend)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.detach())
+            losses.append(learn(self.model, self.optimizer, batch, self.attend))
 
         self.times.append(seconds(run, self.setting.device))
         self.losses.append(losses[0].item())
@@ -231,7 +227,9 @@ def parser() -> argparse.ArgumentParser:
         "--seqlen", type=int, nargs="+", default=None, help="default 8192; with --gpus 32768; with --ablate 8192 a rank"
     )
     p.add_argument("--batch", type=int, default=1)
-    p.add_argument("--sparsity", type=float, default=0.86, help="share of cells that the document masks hide")
+    p.add_argument(
+        "--sparsity", type=float, nargs="+", default=None, help="shares of cells that documents hide: 0.86; with --ablate three"
+    )
     p.add_argument("--steps", type=int, default=None, help="default 20; with --ablate 70")
     p.add_argument("--drop", type=int, default=None, help="of the fastest and of the slowest; default 3; with --ablate 10")
     p.add_argument("--layers", type=int, default=None, help="default 4; with --ablate 2")
@@ -267,7 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         p.error("--batch: the ablation packs everything into one sequence")
     if steps <= 2 * drop:
         p.error(f"--drop {drop} leaves nothing of --steps {steps}")
+    if len(a.sparsity or ()) > 1 and not a.ablate:
+        p.error("--sparsity: more than one is for --ablate")
     a.layers = a.layers or (2 if a.ablate else 4)
+    a.sparsity = tuple(a.sparsity or (train_ablation.SPARSITIES if a.ablate else (0.86,)))
     device = torch.device("cuda", torch.cuda.current_device()) if a.device == "cuda" else torch.device(a.device)
     dtype = DTYPES[a.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU: times say nothing about GPUs"
@@ -288,13 +289,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(shape: Shape, s: Setting, a: argparse.Namespace, there: Callable[[Row], bool]) -> Iterator[Row]:
     """The rows that are not `there` already."""
     if a.ablate:
-        yield from train_ablation.rows(shape, s, a.world, a.link, a.seconds, there)
+        yield from train_ablation.rows(shape, s, a.sparsity, a.world, a.link, a.seconds, there)
         return
-    every = train_gpus.rows(shape, s, a.gpus, a.sparsity) if a.gpus > 1 else compare(a.attention, shape, s, a.sparsity)
-    names = [{"gpus": a.gpus, "row": w.name} for w in train_gpus.WAYS] if a.gpus > 1 else [{"attention": n} for n in a.attention]
-    same = {"seqlen": s.seqlen, "sparsity": a.sparsity, **({} if a.gpus > 1 else {"batch": s.batch})}
-    if not all(there({**same, **name}) for name in names):
-        yield from every
+    (sparsity,) = a.sparsity
+    same = {"seqlen": s.seqlen, "sparsity": sparsity}
+    if a.gpus > 1:
+        ways = [w for w in train_gpus.WAYS if not there({**same, "gpus": a.gpus, "row": w.name})]
+        yield from train_gpus.rows(shape, s, a.gpus, sparsity, ways)
+    elif not all(there({**same, "batch": s.batch, "attention": name}) for name in a.attention):  # they take turns
+        yield from compare(a.attention, shape, s, sparsity)
 
 
 class File:

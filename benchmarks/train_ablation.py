@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -28,7 +28,8 @@ import maskc
 from benchmarks.kernels import attention, compile_all
 from benchmarks.train_link import Kind, Link, Memory, part_of
 from benchmarks.train_model import Shape
-from benchmarks.train_steps import Batch, Setting, documents, hidden, new_model, packed, seconds, trimmed, wait
+from benchmarks.train_steps import Batch, Setting, documents, hidden, learn, new_model, packed, seconds, trimmed
+from maskc.bench import wait
 from maskc.codegen.exchange import exchange_source
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
@@ -91,6 +92,7 @@ ROWS = (
 def rows(
     shape: Shape,
     s: Setting,
+    sparsities: Sequence[float],
     world: int,
     link: Kind = "host",
     limit: float = inf,
@@ -106,7 +108,7 @@ def rows(
     if s.device.type == "cuda":
         compile_ahead(shape, s, world)
     trainer = Trainer(shape, s)
-    for sparsity in SPARSITIES:
+    for sparsity in sparsities:
         packs = [documents(s.seqlen, sparsity, seed) for seed in range(PACKS)]
         for variant in ROWS:
             what: dict[str, Any] = {
@@ -278,9 +280,7 @@ class Trainer:
         """Seconds of a step of this rank, and of those the seconds until everything is enqueued."""
         wait(self.device)
         started = time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model(batch.tokens, batch.positions, batch.labels, rank.attend).backward()
-        self.optimizer.step()
+        learn(self.model, self.optimizer, batch, rank.attend)
         enqueued = time.perf_counter() - started
         wait(self.device)
         taken = time.perf_counter() - started

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 
 import maskc
 from benchmarks.train_model import Shape
-from benchmarks.train_steps import Batch, Setting, batches, new_model, seconds, trimmed
+from benchmarks.train_steps import Batch, Setting, batches, learn, new_model, seconds, trimmed
 from maskc.runtime.plan import AttentionPlan
 
 Order: TypeAlias = Literal["zigzag", "balanced"]
@@ -51,13 +51,15 @@ WAYS = (
 )
 
 
-def rows(shape: Shape, s: Setting, world: int, sparsity: float) -> Iterator[dict[str, Any]]:
-    """The rows of `WAYS` as they come; what a row raised stands as its problem."""
+def rows(shape: Shape, s: Setting, world: int, sparsity: float, ways: Sequence[Way] = WAYS) -> Iterator[dict[str, Any]]:
+    """The rows of `ways` as they come; what a row raised stands as its problem."""
+    if not ways:
+        return
     results = mp.get_context("spawn").Queue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (world, str(Path(folder) / "meet"), shape, s, sparsity, results)
+        arguments = (world, str(Path(folder) / "meet"), shape, s, sparsity, ways, results)
         running = mp.spawn(_worker, arguments, world, join=False)  # type: ignore[no-untyped-call]
-        deadline, left = time.monotonic() + LIMIT, [w.name for w in WAYS]
+        deadline, left = time.monotonic() + LIMIT, [w.name for w in ways]
         while left and time.monotonic() < deadline:
             codes = [p.exitcode for p in running.processes]
             try:
@@ -78,7 +80,9 @@ def rows(shape: Shape, s: Setting, world: int, sparsity: float) -> Iterator[dict
 # ---------------------------------------------------------------- one rank
 
 
-def _worker(rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity: float, results: Any) -> None:
+def _worker(
+    rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity: float, ways: Sequence[Way], results: Any
+) -> None:
     on_gpu = s.device.type == "cuda"
     device = torch.device("cuda", rank) if on_gpu else s.device
     if on_gpu:
@@ -87,7 +91,7 @@ def _worker(rank: int, world: int, meet: str, shape: Shape, s: Setting, sparsity
     s = replace(s, device=device)
     data = islice(batches(s, shape.vocabulary, sparsity, seed=1), WARM + s.steps)
     loaded = [_planned(batch, rank, world, shape) for batch in data]
-    for way in WAYS:
+    for way in ways:
         try:
             row = _timed(way, loaded, world, shape, s)
         except maskc.MaskcError as e:  # raised on every rank
@@ -147,12 +151,7 @@ def _timed(way: Way, loaded: list[Planned], world: int, shape: Shape, s: Setting
             return out
 
         def step(part: Part = part, attend: Any = attend) -> None:
-            b = part.batch
-            loss = parallel(b.tokens, b.positions, b.labels, attend) * part.weight
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
+            losses.append(learn(parallel, optimizer, part.batch, attend, part.weight))
 
         dist.barrier()
         times.append(seconds(step, s.device))

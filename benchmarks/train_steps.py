@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
-from benchmarks.train_model import Decoder, Shape
+from benchmarks.train_model import Attend, Decoder, Shape
+from maskc.bench import wait
 
 IGNORED = -100
 """Label of a token that has no next one in its document."""
@@ -87,6 +89,15 @@ def new_model(shape: Shape, s: Setting) -> tuple[Decoder, torch.optim.Optimizer]
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=s.device.type == "cuda")
 
 
+def learn(model: Module, optimizer: torch.optim.Optimizer, batch: Batch, attend: Attend, weight: float = 1.0) -> Tensor:
+    """One step of training: the loss before it, times `weight`, as are the gradients."""
+    loss: Tensor = model(batch.tokens, batch.positions, batch.labels, attend) * weight
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 # ---------------------------------------------------------------- time
 
 
@@ -97,11 +108,6 @@ def seconds(call: Callable[[], Any], device: torch.device) -> float:
     call()
     wait(device)
     return time.perf_counter() - started
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def trimmed(values: Sequence[float], drop: int) -> tuple[float, float]:

@@ -146,7 +146,7 @@ def bench(mask: CompiledMask, given: Inputs, setting: Setting) -> Report:
         for side in sides:
             started = time.perf_counter()
             results.append(_step(side, side.make(), tensors))
-            _wait(device)
+            wait(device)
             first_steps.append(time.perf_counter() - started)
     allowed = _allowed(setting, nk)
     distance = {name: _distance(a, b) for name, a, b in zip(RESULTS, *results, strict=False)}
@@ -277,17 +277,18 @@ def _times(
 def _repeat(call: Callable[[], object], device: torch.device) -> list[float]:
     """Milliseconds of single calls, waited for: one warm call, then as many as fit into the time, 3 to 20."""
     call()
-    _wait(device)
+    wait(device)
     times: list[float] = []
     while len(times) < 3 or (sum(times) < 1e3 * _SECONDS and len(times) < 20):
         started = time.perf_counter()
         call()
-        _wait(device)
+        wait(device)
         times.append(1e3 * (time.perf_counter() - started))
     return times
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until everything that was enqueued there is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -106,9 +106,8 @@ def test_an_ablation_that_was_ended_goes_on(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(FileNotFoundError):
         rows(tmp_path, *arguments, "--seconds", "0")
     with monkeypatch.context() as patch:
-        patch.setattr(train_ablation, "SPARSITIES", train_ablation.SPARSITIES[:1])
         patch.setattr(train_ablation, "ROWS", train_ablation.ROWS[:3])
-        first = rows(tmp_path, *arguments)
+        first = rows(tmp_path, *arguments, "--sparsity", str(train_ablation.SPARSITIES[0]))
     out = tmp_path / "train.json"
     found = json.loads(out.read_text())
     found["ablation"][1]["steps"] = 2
@@ -207,7 +206,13 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--gpus", "2", "--ablate"], ["--steps", "20", "--drop", "10"], ["--batch", "2", "--ablate"]]
+    "arguments",
+    [
+        ["--gpus", "2", "--ablate"],
+        ["--steps", "20", "--drop", "10"],
+        ["--batch", "2", "--ablate"],
+        ["--sparsity", "0.7", "0.8"],
+    ],
 )
 def test_what_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -272,6 +277,11 @@ def test_ranks_learn_what_one_process_learns(tmp_path: Path) -> None:
         assert "problem" not in r
         assert r["first_loss"] == pytest.approx(alone["first_loss"], rel=1e-9)
         assert r["last_loss"] == pytest.approx(alone["last_loss"], rel=1e-9)
+    out = tmp_path / "train.json"
+    out.write_text(json.dumps({**json.loads(out.read_text()), "gpus": found[1:]}))
+    again = rows(tmp_path, "--gpus", "2", "--model", "dense", "--resume")
+    assert again[:-1] == found[1:]
+    assert again[-1]["row"] == found[0]["row"]
 
 
 def test_trimming() -> None:
