@@ -33,6 +33,7 @@ from maskc.tiles import classify
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RESULTS = ("out", "dq", "dk", "dv")
 _ROUNDS = 3
+STEPS = 2 + _ROUNDS
 _SECONDS = 0.3  # of repetitions for one figure in one round
 _CPU_CELLS = 1 << 28  # scores that FlexAttention may hold at once on a CPU, where it is dense
 
@@ -122,8 +123,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def bench(mask: CompiledMask, given: Inputs, setting: Setting) -> Report:
-    """Time a mask with the data of one batch. Raises M514 where maskc and FlexAttention disagree, M515 for too much on a CPU."""
+def bench(mask: CompiledMask, given: Inputs, setting: Setting, tick: Callable[[str], None] = lambda _: None) -> Report:
+    """Time a mask with the data of one batch. Raises M514 where maskc and FlexAttention disagree, M515 for too much on a CPU.
+
+    tick: called at the start of each of `STEPS` steps with what it is, for a progress bar.
+    """
     device = torch.device(setting.device)
     inputs = {name: _on_device(value, device) for name, value in given.values.items()}
 
@@ -144,6 +148,7 @@ def bench(mask: CompiledMask, given: Inputs, setting: Setting) -> Report:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # meant on a CPU
         for side in sides:
+            tick(f"first step of {side.name}, which compiles")
             started = time.perf_counter()
             results.append(_step(side, side.make(), tensors))
             wait(device)
@@ -152,7 +157,7 @@ def bench(mask: CompiledMask, given: Inputs, setting: Setting) -> Report:
     distance = {name: _distance(a, b) for name, a, b in zip(RESULTS, *results, strict=False)}
     if (worst := max(distance, key=lambda name: distance[name])) and not distance[worst] <= allowed:
         raise error("M514", f"{worst} of maskc and FlexAttention differ by {distance[worst]:.1e}, {allowed:.1e} is allowed")
-    times = _times(sides, tensors, device)
+    times = _times(sides, tensors, device, tick)
     on_cpu = bind().vectors(device="cpu")
     return Report(
         mask.name,
@@ -177,6 +182,7 @@ def bench(mask: CompiledMask, given: Inputs, setting: Setting) -> Report:
 class _Side:
     """`make` turns the data into an attention function; everything that a new mask costs is in it."""
 
+    name: str
     make: Callable[[], Attend]
     differentiable: bool = True
 
@@ -190,7 +196,7 @@ def _maskc(bind: Callable[[], BoundMask], tensors: tuple[Tensor, ...]) -> _Side:
         spec.schedule(vectors_for(spec, q, k), q.shape[3], backend.schedule)
         return lambda q, k, v: _only(run(spec, q, k, v))
 
-    return _Side(make)
+    return _Side("maskc", make)
 
 
 def _flex(bind: Callable[[], BoundMask], nq: int, nk: int, setting: Setting, device: torch.device) -> _Side:
@@ -198,13 +204,14 @@ def _flex(bind: Callable[[], BoundMask], nq: int, nk: int, setting: Setting, dev
 
     compiled = device.type == "cuda"
     attend: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    blocks_of: Any = torch.compile(create_block_mask, dynamic=False) if compiled else create_block_mask
     gqa = setting.kv_heads not in (None, setting.heads)
     vectors = bind().vectors(nq, nk, device)
     mod = to_mask_mod(vectors, query_heads=setting.heads)
     axes = vectors.batch if vectors.batch > 1 else None, setting.heads if vectors.heads > 1 else None
 
     def make() -> Attend:
-        blocks = create_block_mask(mod, *axes, nq, nk, device=device, BLOCK_SIZE=128, _compile=compiled)
+        blocks = blocks_of(mod, *axes, nq, nk, device=str(device), BLOCK_SIZE=128)
 
         def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             heads_first = ((x if compiled else x.detach()).transpose(1, 2) for x in (q, k, v))
@@ -213,7 +220,7 @@ def _flex(bind: Callable[[], BoundMask], nq: int, nk: int, setting: Setting, dev
 
         return forward
 
-    return _Side(make, compiled)
+    return _Side("FlexAttention", make, compiled)
 
 
 def _only(result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
@@ -257,17 +264,18 @@ def _allowed(s: Setting, nk: int) -> float:
 
 
 def _times(
-    sides: tuple[_Side, _Side], tensors: tuple[Tensor, ...], device: torch.device
+    sides: tuple[_Side, _Side], tensors: tuple[Tensor, ...], device: torch.device, tick: Callable[[str], None]
 ) -> list[tuple[float, float, float | None]]:
-    """(mask, forward, backward) of each side."""
+    """(mask, forward, backward) of each side. Forward as in training: FlexAttention compiles anew for any other."""
     *leaves, dout = tensors
     q, k, v = leaves
     attends = [side.make() for side in sides]
     found: list[tuple[list[float], list[float], list[float]]] = [([], [], []) for _ in sides]
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
+        tick(f"round {number + 1} of {_ROUNDS}")
         for side, attend, (mask, forward, backward) in zip(sides, attends, found, strict=True):
             mask += _repeat(side.make, device)
-            with torch.no_grad():
+            with torch.set_grad_enabled(side.differentiable):
                 forward += _repeat(partial(attend, q, k, v), device)
             if side.differentiable:
                 backward += _repeat(partial(torch.autograd.grad, attend(q, k, v), leaves, dout, retain_graph=True), device)

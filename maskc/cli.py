@@ -149,12 +149,14 @@ def explain_command(a: argparse.Namespace) -> int:
 
 def bench_command(a: argparse.Namespace) -> int:
     """`maskc bench`: a mask with data, timed against FlexAttention."""
-    from maskc.bench import Setting, bench, default_device
+    from maskc.bench import STEPS, Setting, bench, default_device
     from maskc.inputs import read_inputs
+    from maskc.report.progress import progress
     from maskc.targets import load
 
     setting = Setting(a.heads, a.kv_heads, a.head_dim, a.dtype, a.batch, a.device or default_device())
-    report = bench(load(a.target), read_inputs(a.inputs), setting)
+    with progress("maskc bench", STEPS) as tick:
+        report = bench(load(a.target), read_inputs(a.inputs), setting, tick)
     print(json.dumps(report.as_json(), indent=2) if a.json else report.render())
     return OK
 

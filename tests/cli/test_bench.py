@@ -63,6 +63,8 @@ def test_heads_and_batches_of_the_mask(tmp_path: Path, inputs: Path) -> None:
     file = tmp_path / "batch.json"
     evict = torch.randint(41, 60, (2, 40)).tolist()
     file.write_text(json.dumps([{"nq": 30, "nk": 40, "inputs": {"evict": row}} for row in evict]))
-    report = bench.bench(maskc.compile("std:random_eviction"), read_inputs(file), SMALL)
+    steps: list[str] = []
+    report = bench.bench(maskc.compile("std:random_eviction"), read_inputs(file), SMALL, steps.append)
+    assert len(steps) == bench.STEPS - 2  # of three rounds one
     assert (report.nq, report.nk) == (30, 40)
     assert report.distance["out"] <= report.allowed
