@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from maskc.codegen.bundle import Bundle
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompiledMask:
     """What `maskc.compile` returns.
 
@@ -34,6 +34,10 @@ class CompiledMask:
     @property
     def name(self) -> str:
         return self.fn.name
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{i.name}: {i.kind.value}" for i in self.fn.inputs)
+        return f"CompiledMask({self.name}({inputs}), {_reads(self.program) if self.program else 'decided by each batch (W301)'})"
 
     def bind(
         self,
@@ -56,3 +60,8 @@ class CompiledMask:
         from maskc.binding.bind import bind
 
         return bind(self, nq=nq, nk=nk, batch=batch, validate=validate, inputs=inputs)
+
+
+def _reads(program: IntervalProgram) -> str:
+    vectors = [*(["the causal triangle"] if program.causal else []), *(name.upper() for name in program.vectors)]
+    return f"proved, reads {', '.join(vectors) or 'nothing'}"

@@ -83,7 +83,7 @@ def _required(fn: MaskFn) -> set[str]:
 
 def _how_to_give(decl: InputDecl) -> str:
     if decl.is_set:
-        return f"bind({decl.name}=maskc.{decl.kind.value}(lengths=[...]))"
+        return f"bind({decl.name}=maskc.{decl.kind.value}(lengths=[...])), or one of cu_seqlens=, ids=, positions=, eos=, ranges="
     return f"bind({decl.name}=...)" if decl.per is None and decl.block is None else f"bind({decl.name}=[...])"
 
 

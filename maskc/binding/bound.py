@@ -101,7 +101,7 @@ Reorder = Callable[[BoundaryVectors], Reordered]
 MakeSchedule = Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BoundMask(Handled):
     """A compiled mask with the data of one batch. Made by `CompiledMask.bind`; `maskc.run` takes it.
 
@@ -124,14 +124,26 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
-    _made: Making | None = field(init=False, repr=False)
-    _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept, repr=False)
-    _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept, repr=False)
-    _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept, repr=False)
+    _made: Making | None = field(init=False)
+    _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept)
+    _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept)
+    _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))))
+
+    def __repr__(self) -> str:
+        """Sizes, and each input in a few words; waits for no device."""
+        sizes = {"nq": self.nq, "nk": self.nk, "batch": self.batch, "heads": self.heads}
+        parts = [self.compiled.name, *(f"{name}={size}" for name, size in sizes.items() if size is not None)]
+        for name, table in self.inputs.sets.items():
+            reach = f", end at {self.totals[name]}" if name in self.totals else ""
+            parts.append(f"{name}=<up to {table.size}{reach}>" if table.batch > 1 else f"{name}=<{table.size}{reach}>")
+        parts += [f"{name}=<{' x '.join(map(str, t.shape))}>" for name, t in self.inputs.vectors.items()]
+        parts += [f"{name}={'<per item>' if isinstance(x, Tensor) else x}" for name, x in self.inputs.scalars.items()]
+        parts += [f"{name}=<blocks of {t.block_q} x {t.block_kv}>" for name, t in self.inputs.blocks.items()]
+        return f"BoundMask({', '.join(parts)})"
 
     @classmethod
     def from_vectors(cls, v: BoundaryVectors, name: str = "vectors") -> BoundMask:

@@ -65,6 +65,9 @@ the mask.""",
     "M503": """Shapes of q, k and v do not fit together, or not the mask.
 q is [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv], or packed without B. A mask that was bound for several batch
 items needs a q of as many.""",
+    "W503": """k has more heads than any model, and fewer keys.
+Most likely the heads stand before the rows, [B, H, S, D], as SDPA and FlexAttention want them. maskc takes [B, S, H, D], as
+FlashAttention does: x.transpose(1, 2). Where the mask was bound for a length that q and k then do not have, it is an error.""",
     "M504": """Tensors are on different devices.
 q, k and v are on one device. Inputs that were bound on a GPU stay there: bind them on the device of q (host data go with
 everything).""",

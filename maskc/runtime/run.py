@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from maskc.binding.bound import BoundMask, Prepare
 from maskc.boundary import BoundaryVectors
-from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, error
+from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, MaskcWarning, error
 from maskc.runtime import cpu, flex, ops, reorder
 
 if TYPE_CHECKING:
@@ -37,9 +38,14 @@ _ELSEWHERE = {
     "mask_mod": "the mask is the first argument, a `.mask` file or text",
     "score_mod": "scores cannot be changed, only masked",
     "bias": "scores cannot be changed, only masked",
+    "attn_bias": "scores cannot be changed, only masked",
     "alibi_slopes": "scores cannot be changed, only masked",
     "window_size": 'a window is part of the mask: "std:sliding_window", or `q < k + window` in your own',
     "cu_seqlens": "documents are an input of the mask: doc=maskc.segments(cu_seqlens=...)",
+    "cu_seqlens_q": "documents are an input of the mask: doc=maskc.segments(cu_seqlens=...)",
+    "max_seqlen_q": "it is not needed; documents are an input of the mask: doc=maskc.segments(cu_seqlens=...)",
+    "key_padding_mask": "the mask is the first argument; padding is `segments(ids=..., pad=...)`",
+    "return_attn_probs": "probabilities are never made; their log-sum-exp comes with `return_lse=True`",
     "softmax_scale": "it is called `scale`",
     "enable_gqa": "fewer kv heads than query heads need no flag",
 }
@@ -81,6 +87,8 @@ def run(
             name, hint = "plan" if plan is not None else "strategy", "run(spec, q, k, v, group, ...)"
             raise error("M512", f"`{name}` says how ranks share the work, but no group was given", None, hint)
         check_tensors(q, k, v)
+        if not torch.compiler.is_compiling():  # sizes of the data must not become guards of a graph
+            check_layout(spec, q, k)
         if group is not None:
             _check_share_of_one(spec, q, k, plan, strategy)
         out, lse = _attend_alone(spec, q, k, v, scale_of(q, scale), deterministic, backend_for(q, backend))
@@ -185,6 +193,25 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             None,
             "layout is [B, S, H, D]",
         )
+
+
+_HEADS_FIRST = "the layout is [B, S, H, D]; for heads before rows: x.transpose(1, 2)"
+MOST_HEADS = 256
+"""No model has more kv heads than this."""
+
+
+def check_layout(spec: BoundMask, q: Tensor, k: Tensor) -> None:
+    """Raise M503, or warn (W503) where the mask has no sizes to compare with, for [B, H, S, D].
+
+    SDPA and FlexAttention want that layout; here it would be a sequence of a few rows, with a head for each token.
+    """
+    tokens = q.shape[2]
+    if max(q.shape[1], k.shape[1]) < tokens and tokens in (spec.nq, spec.nk, *spec.totals.values()):
+        shapes = f"q {tuple(q.shape)} and k {tuple(k.shape)} have {q.shape[1]} rows and {k.shape[1]} keys"
+        raise error("M503", f"{shapes}, the mask was bound for {tokens}", None, _HEADS_FIRST)
+    if k.shape[2] > max(k.shape[1], MOST_HEADS):
+        says = f"k has {k.shape[1]} keys and {k.shape[2]} heads: {tuple(k.shape)}"
+        warnings.warn(Diagnostic("W503", says, help=_HEADS_FIRST).render(), MaskcWarning, stacklevel=4)
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:

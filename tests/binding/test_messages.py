@@ -228,3 +228,14 @@ def test_lists_arrays_and_tensors(kind: Callable[[list[int]], Any]) -> None:
     vectors = mask.bind(doc=segments(lengths=kind([3, 5])), prefix=kind([1, 2])).vectors()
     want = mask.bind(doc=segments(lengths=[3, 5]), prefix=[1, 2]).vectors()
     assert torch.equal(vectors.masked(), want.masked())
+
+
+def test_what_is_printed_is_short() -> None:
+    """A notebook shows a mask in a line, not as a tree of expressions and tensors."""
+    gemma = maskc.compile("std:gemma3:local")
+    assert repr(gemma) == "CompiledMask(local(doc: segments, image: spans, window: int), proved, reads LTS, UTE)"
+    assert repr(maskc.compile("std:causal")) == "CompiledMask(causal(), proved, reads the causal triangle)"
+    bound = gemma.bind(doc=segments(lengths=[5, 6]), image=maskc.spans(ranges=[(1, 3)]), window=4)
+    assert repr(bound) == "BoundMask(local, batch=1, heads=1, doc=<2, end at 11>, image=<1, end at 3>, window=4)"
+    batch = maskc.compile("std:doc_prefix").bind(doc=segments(lengths=[[5, 6], [11]]), prefix=[[1, 2], [3]], nq=11)
+    assert repr(batch) == "BoundMask(doc_prefix, nq=11, nk=11, batch=2, heads=1, doc=<up to 2, end at 11>, prefix=<2 x 1 x 2>)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import maskc
+from maskc.diagnostics import MaskcWarning
 from maskc.runtime import cpu
 from tests.runtime.dense import attend
 
@@ -186,6 +188,8 @@ def no_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ("dropout", "dropout is not supported"),
         ("dropout_p", "dropout is not supported"),
         ("is_causal", "causality is part of the mask"),
+        ("return_attn_probs", "`return_lse=True`"),
+        ("cu_seqlens_q", "doc=maskc.segments(cu_seqlens=...)"),
         ("attn_mask", "the mask is the first argument"),
         ("retrun_lse", "did you mean `return_lse`?"),
         ("zebra", "keywords: group, plan"),
@@ -261,6 +265,31 @@ def test_refuses_heads_and_batches_of_the_mask() -> None:
     assert "the mask has 3 heads, which do not divide 4" in refusal("M506", heads, q, k, v)
     batch = maskc.compile("std:random_eviction").bind(evict=torch.full((3, 6), 9))
     assert "bound for 3 batch items, q has 2" in refusal("M503", batch, q, k, v)
+
+
+def heads_first(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q with four heads, k and v with two, as FlexAttention wants them."""
+    q, k, v = (torch.zeros(1, h, tokens, 8) for h in (4, 2, 2))
+    return q, k, v
+
+
+@pytest.mark.parametrize(
+    "bound", [spec(), maskc.compile("std:causal").bind(nq=N, nk=N), maskc.compile("std:random_eviction").bind(evict=[N] * N)]
+)
+def test_refuses_heads_before_rows(bound: Any) -> None:
+    text = refusal("M503", bound, *heads_first(N))
+    assert "4 rows and 2 keys, the mask was bound for 40" in text
+    assert "x.transpose(1, 2)" in text
+
+
+def test_heads_before_rows_are_said_where_nothing_tells() -> None:
+    with pytest.warns(MaskcWarning, match=r"W503.*k has 2 keys and 300 heads") as caught:
+        maskc.run("std:causal", *heads_first(300))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maskc.run("std:causal", *(x.transpose(1, 2) for x in heads_first(300)))
+        maskc.run("std:causal", *(x[:, :, :200] for x in heads_first(300)))  # many heads, but not too many
 
 
 def test_refuses_data_of_other_sizes() -> None:
