@@ -22,7 +22,7 @@ from maskc.binding.bound import BoundMask
 from maskc.runtime.balance import RUN_TIME, balance, greedy
 from maskc.runtime.node_balance import NodeAssignment, Problem, Traffic, by_swaps
 from maskc.runtime.plan import AttentionPlan, assigned, plan
-from maskc.runtime.plan_report import across_nodes, received
+from maskc.runtime.plan_report import across_nodes
 from maskc.runtime.tile_work import tile_work
 
 SEQUENCE = 131_072
@@ -106,7 +106,7 @@ def proved(p: AttentionPlan) -> float:
 def pruned(p: AttentionPlan) -> float:
     """Share of a full gather of K and V (and of a full scatter of their gradients) that is never sent."""
     full = sum(p.keys.length - p.keys.local_length(r) for r in range(p.world))
-    return 1 - sum(received(p)) / full
+    return 1 - sum(p.received()) / full
 
 
 def mask_tables() -> dict[str, Any]:

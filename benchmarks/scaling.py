@@ -9,6 +9,9 @@ on one GPU ("P = 1"), and that of the whole mask itself as vectors alone and on 
 the exchange added by the printed model of the links. Without a Hopper GPU the times are the model's (tile costs at a
 constant rate): the table then compares assignments, not kernels.
 
+Chunks are an eighth of a rank's rows, but those of HCC-IPO, which is the plan that `maskc.plan` makes by default: its
+chunks may be twice as large, and where contiguous or zigzag owners are as even, it takes them.
+
 The ranks of all ways and the whole mask stand in one shuffled order, several rounds of it, so that a GPU that slows down
 as it gets warm slows all of them; forwards and backwards have rounds of their own. Cells come in the order of their
 weight, and the file is written after each: with `--seconds`, what does not fit is named and left out.
@@ -24,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +42,15 @@ from maskc.codegen.render import CudaSource
 from maskc.codegen.spec_bwd import select_backward
 from maskc.pictures import visible_pairs
 from maskc.runtime import hopper, ops
-from maskc.runtime.balance import RUN_TIME, balance, greedy
+from maskc.runtime.balance import balance, greedy
 from maskc.runtime.localize import fold_causal, localize
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
 from maskc.runtime.plan import AttentionPlan, assigned, plan
-from maskc.runtime.plan_report import received
 from maskc.runtime.tile_work import fitted_seconds, tile_work
 from maskc.tiles import TileClass, classify
 
 ROWS = 8192
-"""Rows of a rank, in chunks of an eighth."""
+"""Rows of a rank."""
 WHOLE_TILES = 9216
 """The same where chunks are whole tiles of the kernels: six of 192 rows forward, nine of 128 keys backward."""
 WORLDS = (4, 8, 16, 32)
@@ -62,7 +64,7 @@ SETTLED = 1.1
 LARGE = 8
 """Ranks above which a round is so long that two are enough, and one for LPT."""
 LONG = 16
-"""Ranks above which one cell takes about as long as all of the smaller groups."""
+"""Ranks above which one round is enough: a call of the whole mask takes a tenth of a second to some seconds."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
 WHOLE = 1.005
@@ -105,9 +107,9 @@ class Times:
 
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
-    """Causal documents with the paper's heads first, then the other masks with few heads, small groups first.
+    """Causal documents with the paper's heads first, but for the largest group; then all else by size, other heads few.
 
-    Behind each group of at most LARGE comes the one whose chunks are whole tiles; more ranks than LONG come last.
+    Last what is not of ROWS rows: groups of at most LARGE ranks whose chunks are whole tiles.
     """
 
     def cell(mask: str, world: int, heads: int, rows: int = ROWS) -> Cell:
@@ -117,23 +119,23 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
     others = [mask for mask in args.masks if mask != MASKS[0]]
     yield from (c for c in paper if c.world <= LONG)
     for world in args.worlds:
-        if world > LONG:
-            yield from (c for c in paper if c.world == world)
+        yield from (c for c in paper if c.world == world > LONG)
         yield from (cell(mask, world, FEW_HEADS) for mask in others)
+    for world in args.worlds:
         if world <= LARGE:
             yield from (cell(mask, world, FEW_HEADS, WHOLE_TILES) for mask in args.masks)
 
 
 def plans(spec: Any, world: int, names: Sequence[str], rows: int | None = None) -> dict[str, AttentionPlan]:
     chunk = (rows or ROWS) // 8
-    aware = plan(spec, world_size=world, chunk=chunk)
-    loads = aware.parts[0].workloads
+    eighths = plan(spec, world_size=world, chunk=chunk)
+    loads = eighths.parts[0].workloads
     makers: dict[str, Callable[[], AttentionPlan]] = {
         "contiguous": lambda: plan(spec, world_size=world, order="contiguous", chunk=chunk),
         "dual chunk": lambda: plan(spec, world_size=world, order="zigzag", chunk=chunk),
-        "heap": lambda: assigned(aware, greedy(loads, world), "heap"),
-        "LPT": lambda: assigned(aware, balance(loads, world, pairs=False), "LPT"),
-        "HCC-IPO": lambda: assigned(aware, balance(loads, world, RUN_TIME), "HCC-IPO"),
+        "heap": lambda: assigned(eighths, greedy(loads, world), "heap"),
+        "LPT": lambda: assigned(eighths, balance(loads, world, pairs=False), "LPT"),
+        "HCC-IPO": lambda: plan(spec, world_size=world),
     }
     return {name: makers[name]() for name in names}
 
@@ -249,7 +251,7 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
     v = spec.vectors(length, length)
     found = plans(spec, cell.world, ways, cell.rows)
     times: dict[str, Times] = {}
-    rounds = min(rounds, 2) if cell.world > LARGE else rounds
+    rounds = 1 if cell.world > LONG else min(rounds, 2) if cell.world > LARGE else rounds
     taken = {way: rounds if p.imbalance < SETTLED else 1 for way, p in found.items()}
     if "LPT" in taken:
         taken["LPT"] = min(taken["LPT"], 1 if cell.world > LARGE else 2)
@@ -270,7 +272,11 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
 
 
 def tiles_over_one(cell: Cell) -> dict[str, float]:
-    """Tiles that the kernels of balanced ranks visit, over those of the whole mask: above 1 where tiles straddle chunks."""
+    """What the kernels of balanced ranks visit over what that of the whole mask does.
+
+    Tiles: above 1 where tiles straddle chunks. Key tiles of the backward, which loads each and writes its gradients: above
+    1 where several ranks read the same keys.
+    """
     spec, length, head_dim = cell.spec(), cell.rows * cell.world, cell.shape.head_dim
     v, p = spec.vectors(length, length), plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED]
     ranks = [localize(v, p.rows, p.rows.chunks_of(r), p.keys, tuple(sorted(p.needed(r)))) for r in range(p.world)]
@@ -281,7 +287,12 @@ def tiles_over_one(cell: Cell) -> dict[str, float]:
     form = hopper.mask_form(ranks[0])
     forward, backward = forward_spec(form, head_dim, "bf16"), select_backward(form, head_dim, "bf16")
     tiles = {"forward": (forward.block_q, forward.block_kv), "backward": (backward.block_q, backward.block_kv)}
-    return {f"{d}_tiles_over_one": sum(visited(x, *tile) for x in ranks) / visited(v, *tile) for d, tile in tiles.items()}
+
+    def key_tiles(x: BoundaryVectors) -> int:
+        return int((classify(x, *tiles["backward"]) != TileClass.SKIP.value).any(2).sum())
+
+    found = {f"{d}_tiles_over_one": sum(visited(x, *tile) for x in ranks) / visited(v, *tile) for d, tile in tiles.items()}
+    return found | {"key_tiles_over_one": sum(map(key_tiles, ranks)) / key_tiles(v)}
 
 
 def _row(
@@ -293,10 +304,11 @@ def _row(
     else:
         ranks = [modelled(work, p, shape) for work in p.workloads]
     row_bytes = DEFAULT_MACHINE.bytes_per_row(shape.heads_kv, shape.head_dim)
-    exchange = max(received(p)) * row_bytes * shape.batch / DEFAULT_MACHINE.intra
+    exchange = max(p.received()) * row_bytes * shape.batch / DEFAULT_MACHINE.intra
     flops = {"forward": shape.flops(visible), "backward": shape.flops(visible) * BACKWARD_FACTOR}
     out: dict[str, Any] = {"mask": cell.mask, "world": cell.world, "way": way, **asdict(shape), "measured": bool(times)}
-    out |= {"rows_per_rank": cell.rows, "rounds": rounds, "predicted_peak_over_mean": p.imbalance}
+    out |= {"rows_per_rank": cell.rows, "chunk": p.rows.chunk, "method": p.method, "rounds": rounds}
+    out |= {"predicted_peak_over_mean": p.imbalance}
     for direction in ("forward", "backward"):
         per_rank = [getattr(t, direction) for t in ranks]
         moved = exchange * (1 if direction == "forward" else 2)
@@ -365,6 +377,21 @@ def line(r: dict[str, Any]) -> str:
             f"{r[f'{d}_tflops_per_gpu']:4.0f} TFLOP/s{rate}"
         )
     return "  ".join(cells)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a cell: slowest over mean by every way, forward/backward, and the rates of balanced ranks against one GPU."""
+    lines = []
+    for cell, found in groupby(rows, lambda r: (r["mask"], r["world"], r["rows_per_rank"])):
+        ways = {r["way"]: r for r in found}
+        peaks = [
+            f"{ways[w]['forward_peak_over_mean']:.2f}/{ways[w]['backward_peak_over_mean']:.2f}" if w in ways else "-"
+            for w in WAYS
+        ]
+        best = ways.get(BALANCED, {})
+        rates = [f"{best[key]:.3f}" for d in ("forward", "backward") if (key := f"{d}_rate_against_one") in best]
+        lines.append(f"{cell[0][:12]:12}{cell[1]:3}{cell[2]:5} {' '.join(f'{x:9}' for x in peaks)} {' '.join(rates)}")
+    return "\n".join([f"mask          P rows {' '.join(f'{w[:9]:9}' for w in WAYS)} rate", *lines])
 
 
 TABLES = ("rows", "whole_tiles")
@@ -437,6 +464,7 @@ def main() -> None:
         print("\n".join(map(line, made)), flush=True)
         write(args.out, info, rows)
     write(args.out, info, rows)
+    print(summary(rows))
     if info["not_run"]:
         print("no time left for " + ", ".join(f"{c['mask']} P={c['world']} of {c['rows']} rows" for c in info["not_run"]))
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.handles import Handled
+from maskc.runtime import chunking
 from maskc.runtime import layout as layouts
 from maskc.runtime import plan_arguments as arguments
 from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance, with_owner
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Direction: TypeAlias = Literal["forward", "backward"]
-CHUNKS_PER_RANK = 8
 CHUNK_LIMIT = 4096
 NODE_EPSILON = 0.02
 """Load band of the swaps between nodes when `epsilon` is not given."""
@@ -158,6 +159,12 @@ class AttentionPlan(Handled, DataContract):
         self.rows.chunks_of(rank)  # refuses ranks that do not exist
         return _needed(self, self.part(part))[rank]
 
+    def received(self, part: int = 0) -> tuple[int, ...]:
+        """Rows of K (and as many of V) that each rank needs from others."""
+        sizes, owner = np.diff(self.keys.bounds), np.array(self.keys.owner, dtype=np.int64)
+        foreign = _reads(self, self.part(part)) & (owner != np.arange(self.world)[:, None])
+        return tuple((foreign @ sizes).tolist())
+
     def schedule(self, strategy: str, part: int = 0) -> Schedule:
         """Steps and moves of a strategy ("all-gather", "staged", "ring") for one mask."""
         return _schedule(self, strategy, self.part(part))
@@ -216,7 +223,8 @@ def plan(
         world_size, group: number of ranks, or the group to count.
         heads, heads_kv, head_dim: sizes of the model, for bytes and predicted times only.
         nodes: the ranks stand in this many nodes of equal size, node by node.
-        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels, of 384 best); by default about 8 chunks per rank.
+        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels, of 384 best). By default about 8 chunks per
+            rank, of a size that leaves the ranks equally many rows, or half as many where work is as even and fewer keys travel.
         order: how rows are dealt out. With "balanced", workloads are equal and, across nodes, traffic is small.
         epsilon: load band of traffic-saving swaps of order "balanced", 0.02 = 2 %. By default only across nodes; given,
             also between ranks.
@@ -244,36 +252,59 @@ def plan(
     segments = tuple(sorted({name for mask in masks for name in _segments(mask)}))
     if order == "zigzag-document":
         arguments.check_documents(tilings, segments)
-    rows, keys = _layouts(order, sizes, world, chunk, assign, tilings)
-    works = tuple(tile_work(v, rows, keys) for v in vectors)
-    parts = _parts(masks, vectors, works, costs, weights)
-    draft = AttentionPlan(
-        world=world,
-        nodes=nodes,
-        order=order if assign is None else "given",
-        method="as given" if assign is not None else order,
-        rows=rows,
-        keys=keys,
-        parts=parts,
-        documents=tilings,
-        segments=segments,
-        workloads=(0,) * world,
-        lower_bound=0,
-        proven_bound=0,
-        costs=costs,
-        tile=works[0].tile,
-        epsilon_ppm=round((NODE_EPSILON if epsilon is None else epsilon) * 1_000_000),
-        heads=heads,
-        heads_kv=heads_kv,
-        head_dim=head_dim,
-        prune=prune,
-        hierarchical=nodes > 1 if hierarchical is None else hierarchical,
-        overlap=overlap,
-        version=_version(),
+
+    def made(size: int | None) -> AttentionPlan:
+        rows, keys = _layouts(order, sizes, world, size, assign, tilings)
+        works = tuple(tile_work(v, rows, keys) for v in vectors)
+        draft = AttentionPlan(
+            world=world,
+            nodes=nodes,
+            order=order if assign is None else "given",
+            method="as given" if assign is not None else order,
+            rows=rows,
+            keys=keys,
+            parts=_parts(masks, vectors, works, costs, weights),
+            documents=tilings,
+            segments=segments,
+            workloads=(0,) * world,
+            lower_bound=0,
+            proven_bound=0,
+            costs=costs,
+            tile=works[0].tile,
+            epsilon_ppm=round((NODE_EPSILON if epsilon is None else epsilon) * 1_000_000),
+            heads=heads,
+            heads_kv=heads_kv,
+            head_dim=head_dim,
+            prune=prune,
+            hierarchical=nodes > 1 if hierarchical is None else hierarchical,
+            overlap=overlap,
+            version=_version(),
+        )
+        if order == "balanced" and assign is None:
+            return _balanced(draft, works, effort, machine, epsilon is not None)
+        return assigned(draft, _judge(draft, effort), draft.method)
+
+    if chunk is not None or assign is not None:
+        return made(chunk)
+    fine, coarse = (
+        chunking.default_chunk(sizes[0], world, per_rank, CHUNK_LIMIT) for per_rank in (chunking.FINE, chunking.COARSE)
     )
-    if order == "balanced" and assign is None:
-        return _balanced(draft, works, effort, machine, epsilon is not None)
-    return assigned(draft, _judge(draft, effort), draft.method)
+    if order != "balanced" or nodes > 1 or epsilon is not None or fine == coarse:
+        return made(fine)
+    return _coarser(made(fine), made(coarse))
+
+
+def _coarser(fine: AttentionPlan, coarse: AttentionPlan) -> AttentionPlan:
+    """The plan of larger chunks where rows and work are as even and fewer keys travel, else that of smaller ones."""
+
+    def rows(p: AttentionPlan) -> int:
+        return max(map(p.rows.local_length, range(p.world)))
+
+    def travels(p: AttentionPlan) -> int:
+        return sum(part.weight * sum(p.received(i)) for i, part in enumerate(p.parts))
+
+    even = coarse.imbalance <= max(fine.imbalance, 1 + chunking.EVEN) and rows(coarse) <= rows(fine)
+    return coarse if even and travels(coarse) < travels(fine) else fine
 
 
 def _balanced(
@@ -392,27 +423,21 @@ def _layouts(
             raise error("M702", f"assign has {len(assign)} owners; {nq} rows in chunks of {size} are {len(bounds) - 1} chunks")
         rows = Layout(world, bounds, tuple(assign))
         return rows, rows if nk == nq else layouts.contiguous(nk, world, chunk)
-    size = chunk or _default_chunk(nq, world)
+    assert chunk is not None
     match order:
         case "contiguous":
-            rows = layouts.contiguous(nq, world, size)
+            rows = layouts.contiguous(nq, world, chunk)
         case "zigzag":
-            rows = layouts.zigzag(nq, world, size)
+            rows = layouts.zigzag(nq, world, chunk)
         case "zigzag-document":
             assert documents is not None
-            rows = layouts.zigzag_documents(documents[0], nq, world, size)
+            rows = layouts.zigzag_documents(documents[0], nq, world, chunk)
         case _:
-            bounds = layouts.even_bounds(nq, size)
+            bounds = layouts.even_bounds(nq, chunk)
             rows = Layout(world, bounds, tuple(i % world for i in range(len(bounds) - 1)))
     if rows.chunk_count > CHUNK_LIMIT:
         raise error("M714", f"{rows.chunk_count} chunks; a plan holds at most {CHUNK_LIMIT}", None, "choose a larger chunk")
-    return rows, rows if nk == nq else layouts.contiguous(nk, world, size)
-
-
-def _default_chunk(length: int, world: int) -> int:
-    """About CHUNKS_PER_RANK chunks a rank, in multiples of 128 unless the chunks would be much smaller than that."""
-    size = max(1, -(-length // (CHUNKS_PER_RANK * world)))
-    return -(-size // 128) * 128 if size > 64 else size
+    return rows, rows if nk == nq else layouts.contiguous(nk, world, chunk)
 
 
 def _parts(
@@ -470,10 +495,18 @@ def _hash(text: str) -> str:
 
 @lru_cache(maxsize=64)
 def _needed(p: AttentionPlan, part: int) -> tuple[frozenset[int], ...]:
+    return tuple(frozenset(np.flatnonzero(row).tolist()) for row in _reads(p, part))
+
+
+@lru_cache(maxsize=64)
+def _reads(p: AttentionPlan, part: int) -> NDArray[np.bool_]:
+    """Bool [ranks, key chunks]: what some row of the rank can see."""
     seen = [0] * p.world
     for chunk, rank in enumerate(p.rows.owner):
         seen[rank] |= p.parts[part].need[chunk]
-    return tuple(frozenset(j for j in range(p.keys.chunk_count) if bits >> j & 1) for bits in seen)
+    count = p.keys.chunk_count
+    words = [np.frombuffer(bits.to_bytes(-(-count // 8), "little"), dtype=np.uint8) for bits in seen]
+    return np.unpackbits(np.stack(words), axis=1, count=count, bitorder="little").astype(np.bool_)
 
 
 @lru_cache(maxsize=64)

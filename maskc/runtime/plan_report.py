@@ -118,7 +118,7 @@ def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
         ways["this plan"] = p
     lines = ["order       imbalance  busiest rank receives  all ranks receive"]
     for name, way in ways.items():
-        incoming = received(way)
+        incoming = way.received()
         lines.append(
             f"{name:11} {way.imbalance:9.4f}  {_bytes(max(incoming) * row_bytes):>21}  {_bytes(sum(incoming) * row_bytes):>17}"
         )
@@ -127,11 +127,6 @@ def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
             f"across nodes, worst node: {', '.join(f'{n} {_bytes(across_nodes(w) * row_bytes)}' for n, w in ways.items())}"
         )
     return "\n".join(lines)
-
-
-def received(p: AttentionPlan) -> list[int]:
-    """Rows of K and V that each rank needs from others."""
-    return [sum(p.keys.size_of(c) for c in p.needed(r) if p.keys.owner[c] != r) for r in range(p.world)]
 
 
 def across_nodes(p: AttentionPlan) -> int:
@@ -165,7 +160,8 @@ def _never(p: AttentionPlan) -> str:
     n = p.keys.chunk_count
     lines, skipped = [], 0
     for r in range(p.world):
-        unseen = [c for c in range(n) if c not in p.needed(r) and p.keys.owner[c] != r]
+        needed = p.needed(r)
+        unseen = [c for c in range(n) if c not in needed and p.keys.owner[c] != r]
         skipped += sum(p.keys.size_of(c) for c in unseen)
         if unseen:
             lines.append(f"  to rank {r}: keys {_ranges(p.keys.ranges(tuple(unseen)))}")

@@ -12,7 +12,7 @@ of keys and values go back along the same moves, last step first, and are added 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -172,23 +172,23 @@ def _groups(strategy: str, keys: Layout, node_size: int, hierarchical: bool) -> 
 
 def _direct(keys: Layout, wanted: Sequence[frozenset[int]]) -> tuple[Move, ...]:
     """Every chunk straight from its owner."""
-    return tuple(sorted(Move(keys.owner[c], r, c) for r, chunks in enumerate(wanted) for c in chunks if keys.owner[c] != r))
+    return _sorted((keys.owner[c], r, c) for r, chunks in enumerate(wanted) for c in chunks if keys.owner[c] != r)
 
 
 def _relayed(keys: Layout, wanted: Sequence[frozenset[int]], node_size: int) -> tuple[tuple[Move, ...], ...]:
     """First into every node that wants the chunk, to the slot of its owner; then on to the ranks of the node."""
-    across: set[Move] = set()
-    inside: set[Move] = set()
+    across: set[tuple[int, int, int]] = set()
+    inside: set[tuple[int, int, int]] = set()
     for rank, chunks in enumerate(wanted):
         node = rank // node_size
         for c in chunks:
             owner = keys.owner[c]
             holder = owner if owner // node_size == node else node * node_size + owner % node_size
             if holder != owner:
-                across.add(Move(owner, holder, c))
+                across.add((owner, holder, c))
             if holder != rank:
-                inside.add(Move(holder, rank, c))
-    return tuple(sorted(across)), tuple(sorted(inside))
+                inside.add((holder, rank, c))
+    return _sorted(across), _sorted(inside)
 
 
 def _ring(keys: Layout, needed: Sequence[frozenset[int]], sent: Sequence[frozenset[int]]) -> tuple[Step, ...]:
@@ -200,9 +200,12 @@ def _ring(keys: Layout, needed: Sequence[frozenset[int]], sent: Sequence[frozens
             reach[c] = max(reach[c], (rank - keys.owner[c]) % world)
     steps = []
     for t in range(max(reach, default=0) + 1):
-        moves = tuple(
-            sorted(Move((o + t - 1) % world, (o + t) % world, c) for c, o in enumerate(keys.owner) if 0 < t <= reach[c])
-        )
+        moves = _sorted(((o + t - 1) % world, (o + t) % world, c) for c, o in enumerate(keys.owner) if 0 < t <= reach[c])
         columns = tuple(tuple(c for c in keys.chunks_of((r - t) % world) if c in needed[r]) for r in range(world))
         steps.append(Step((moves,) if moves else (), columns))
     return tuple(steps)
+
+
+def _sorted(moves: Iterable[tuple[int, int, int]]) -> tuple[Move, ...]:
+    """(src, dst, chunk) in ascending order. Plain tuples compare fast, and there may be a million."""
+    return tuple(Move(*move) for move in sorted(moves))
