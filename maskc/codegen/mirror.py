@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from maskc.codegen.spec import CAUSAL, DIAG, LTE, LTS, SKIP, TAIL, UNSEEN, UTE, UTS, VECTORS, KernelSpec
+from maskc.codegen.spec import CAUSAL, DIAG, HIDDEN, LTE, LTS, SKIP, TAIL, UNSEEN, UTE, UTS, VECTORS, KernelSpec
 
 _BEYOND = 1 << 31
 Range = tuple[int, int]
@@ -35,15 +35,25 @@ class KvIndex:
         return [(block, tag) for block, tag in tagged if tag != SKIP]
 
     def tag(self, q_block: int, block: int) -> int:
-        """SKIP, 0 (UNMASKED), or the tests that the elements of a tile need."""
+        """SKIP, 0 (UNMASKED), or the tests that the elements of a tile need; 8 bits for each row group."""
         spec = self.spec
-        row0, col0 = q_block * spec.block_q, block * spec.block_kv
-        row1, col1 = min(row0 + spec.block_q, self.rows), min(col0 + spec.block_kv, self.cols)
+        if self.keep is not None and not self.keep[q_block][block]:
+            return SKIP
+        height = spec.block_q // spec.row_groups
+        first = q_block * spec.block_q
+        tags = [self.tag_of_rows(row, min(row + height, self.rows), block) for row in range(first, first + spec.block_q, height)]
+        if all(tag == SKIP for tag in tags):
+            return SKIP
+        return sum((HIDDEN if tag == SKIP else tag) << 8 * g for g, tag in enumerate(tags))
+
+    def tag_of_rows(self, row0: int, row1: int, block: int) -> int:
+        """SKIP or the tag of rows [row0, row1) of a tile, whatever the block table says."""
+        spec = self.spec
+        col0 = block * spec.block_kv
+        col1 = min(col0 + spec.block_kv, self.cols)
         (lts0, lts1), (lte0, lte1), (uts0, uts1), (ute0, ute1), (diag0, diag1) = self.extremes[block]
         causal = col0 if spec.form.causal else 0
         if first_kept_row(row0, causal, (lts1, lte0), (uts1, ute0), diag0) >= row1:
-            return SKIP
-        if self.keep is not None and not self.keep[q_block][block]:
             return SKIP
         tag = TAIL if col1 - col0 < spec.block_kv else 0
         if spec.form.causal and row0 < col1 - 1:

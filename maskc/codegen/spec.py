@@ -23,7 +23,8 @@ GATE_SLOTS = 4096
 
 # Tags of a queued KV block: which tests its elements need. 0 is UNMASKED; the queue never holds a SKIP block.
 TAIL, CAUSAL, LTS, LTE, UTS, UTE, DIAG, UNSEEN = (1 << i for i in range(8))
-SKIP = 1 << 8
+HIDDEN = UNSEEN  # from the rows of one warp group: the bit never comes alone otherwise
+SKIP = 1 << 31
 # What a role is doing, as a trace variant records it; a mark of one state ends the state before.
 STATES = ("queue", "slot", "index", "issue", "tile", "turn", "scores", "softmax", "output", "epilogue", "end")
 TAGS = {
@@ -35,6 +36,7 @@ TAGS = {
     "ute": UTE,
     "diag": DIAG,
     "unseen": UNSEEN,
+    "hidden": HIDDEN,
     "skip": SKIP,
 }
 
@@ -132,7 +134,8 @@ class KernelSpec:
     scores outgrow it.
     zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
     trace: events that each role of a CTA records, 0 for none. gated: the loader waits for the chunk that keys lie in, and
-    work items come in the order of a table. chain: the first tile of a work item runs beside the last P V of the one before.
+    work items come in the order of a table. row_groups: parts of a Q block whose tags are their own: 1, or one a warp group,
+    which then skips the blocks that its 64 rows do not see. chain: the first tile of a work item runs beside the last P V of the one before.
     """
 
     head_dim: int
@@ -142,6 +145,7 @@ class KernelSpec:
     block_q: int = 128
     block_kv: int = 128
     warp_groups: int = 2
+    row_groups: int = 1
     q_slots: int = 2
     k_slots: int = 2
     v_slots: int = 2
@@ -162,6 +166,8 @@ class KernelSpec:
             (self.head_dim in HEAD_DIMS, f"head_dim is one of {HEAD_DIMS}"),
             (self.block_q == 64 * self.warp_groups, "block_q is 64 rows a warp group"),
             (1 <= self.warp_groups <= 3, "1 to 3 warp groups"),
+            (self.row_groups in (1, self.warp_groups), "row groups are warp groups, or one of all"),
+            (self.row_groups == 1 or not self.chain, "chained items have one row group"),
             (self.block_kv % 16 == 0 and 16 <= self.block_kv <= 256, "block_kv is a multiple of 16 up to 256"),
             (33 <= self.queue_runs < 256, "a queue slot holds the runs of one step of the generator"),
             (self.q_slots > 1 or not self.chain, "chained items have a Q slot each"),
@@ -209,6 +215,11 @@ class KernelSpec:
     def threads(self) -> int:
         """One producer warp group, then the consumers."""
         return 128 * (1 + self.warp_groups)
+
+    @property
+    def tag_bits(self) -> int:
+        """Low bits of a run word: a tag for each row group, from the lowest rows; above them the number of blocks."""
+        return 8 * self.row_groups
 
     @property
     def consumer_warps(self) -> int:

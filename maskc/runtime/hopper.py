@@ -289,7 +289,7 @@ def forward_with(
     """`forward` by one variant.
 
     record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
-    (KV block << 8 | tag) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
+    (KV block << spec.tag_bits | tags) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
     `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel. own: K and V
     [B, rows, Hk, D] of the KV blocks from `gate.own_block` on. leave: multiprocessors that the kernel does not use.
     """

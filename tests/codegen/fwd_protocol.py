@@ -6,7 +6,7 @@ without their arithmetic, for `tests.codegen.cta` to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from maskc.codegen.roles import forward_barriers, forward_named
 from maskc.codegen.spec import KernelSpec
@@ -17,11 +17,16 @@ Item = tuple[int, ...]
 
 
 class Kernel(Cta):
-    """One CTA that is dealt `items`. broken: the name of a step that is left out, for tests of this model."""
+    """One CTA that is dealt `items`. broken: the name of a step that is left out, for tests of this model.
 
-    def __init__(self, spec: KernelSpec, items: tuple[Item, ...], broken: str = "") -> None:
+    hidden: (item, tile, warp group) of the tiles that a warp group does not see.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, items: tuple[Item, ...], broken: str = "", hidden: Collection[tuple[int, int, int]] = ()
+    ) -> None:
         super().__init__(forward_barriers(spec), broken)
-        self.spec, self.items = spec, items
+        self.spec, self.items, self.hidden = spec, items, hidden
         self.turns = [Named(b.arrivals) for b in forward_named(spec) if b.name == "turn" for _ in range(b.slots)]
         self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
         self.stored: list[int] = []
@@ -165,6 +170,21 @@ class Kernel(Cta):
 
             return end
 
+        def pass_over(n: int, tile: int, last: int | None) -> Steps:
+            """A tile that the group does not see; last: the tile whose P V is to come."""
+            bars["k_empty", k.slot].arrive()
+            k.advance()
+            if tile and self.does("take the turn of a hidden tile"):
+                yield from take_turn()
+            if last is not None and self.does("close before a hidden tile"):
+                yield from output(n, last, lambda: None)
+            elif tile:
+                pass_turn()
+            yield bars["v_full", v.slot].passed(v.parity)
+            bars["v_empty", v.slot].arrive()
+            v.advance()
+
+        last: int | None = None  # with row groups: the tile whose P V is to come
         for step in self.each_message(queue):
             if not isinstance(step, int):
                 yield step
@@ -181,22 +201,33 @@ class Kernel(Cta):
                 if tile == 0:
                     yield bars["q_full", q.slot].passed(q.parity)
                 yield bars["k_full", k.slot].passed(k.parity)
+                if (n, tile, group) in self.hidden:
+                    yield from pass_over(n, tile, last)
+                    last = None
+                    continue
                 if tile or spec.chain:
                     yield from take_turn()
                 scored = score(n, tile)
                 yield None
-                if tile:
-                    yield from output(n, tile - 1, scored)
+                if last is not None:
+                    yield from output(n, last, scored)
                 elif spec.chain:
                     yield from close(scored)
                 else:
+                    if tile:
+                        pass_turn()
+                    yield None
                     scored()
+                last = None if spec.chain and tile + 1 == sum(self.items[n]) else tile
             self.give_back(queue)
             if part + 1 < len(self.items[n]):
                 continue
-            open_item = n, q.slot, sum(self.items[n]) - 1
+            if spec.chain:
+                open_item = n, q.slot, sum(self.items[n]) - 1
+            else:
+                if last is not None:
+                    yield from output(n, last)
+                    last = None
+                finish(n, q.slot)
             q.advance()
-            if not spec.chain:
-                yield from close()
-                open_item = None
         yield from close()

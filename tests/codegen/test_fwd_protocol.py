@@ -14,11 +14,16 @@ from tests.codegen.cta import Fault
 from tests.codegen.fwd_protocol import Item, Kernel
 
 DOCUMENT = MaskForm(causal=True, lts=True)
+GROUPED = replace(forward_spec(DOCUMENT, 128, "bf16"), row_groups=3)
 CHAINED = KernelSpec(128, form=DOCUMENT, ping_pong=False, chain=True)
 SPECS: dict[str, KernelSpec] = {
     **{f"document-{d}": forward_spec(DOCUMENT, d, "bf16") for d in (64, 128, 256)},
     **{f"document-{d}-f32": forward_spec(DOCUMENT, d, "bf16", "f32") for d in (64, 128, 256)},
     **{f"blocks-{d}": forward_spec(replace(DOCUMENT, blocks=True), d, "bf16") for d in (64, 128)},
+    "grouped": GROUPED,
+    "grouped-f32": replace(GROUPED, out_dtype="f32"),
+    "grouped, one slot each": replace(GROUPED, k_slots=1, v_slots=1, queue_slots=1),
+    "grouped, in no turn": replace(GROUPED, ping_pong=False),
     "chained": CHAINED,
     "chained-f32": replace(CHAINED, out_dtype="f32"),
     "chained in turns": replace(CHAINED, ping_pong=True),
@@ -32,11 +37,23 @@ def dealt(rng: random.Random) -> tuple[Item, ...]:
     return tuple(rng.choice(kinds) for _ in range(rng.randrange(7)))
 
 
+def unseen(rng: random.Random, spec: KernelSpec, items: tuple[Item, ...]) -> set[tuple[int, int, int]]:
+    """What warp groups do not see: single tiles, the ends of an item, whole items; some group sees every tile."""
+    out = set()
+    for n, item in enumerate(items):
+        for group in range(spec.row_groups):
+            share = rng.choice((0, 0.3, 0.7, 1)) if group != n % spec.row_groups else 0
+            out |= {(n, tile, group) for tile in range(sum(item)) if rng.random() < share}
+    return out if spec.row_groups > 1 else set()
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_no_interleaving_breaks_the_kernel(name: str) -> None:
     used = set()
     for seed in range(120):
-        kernel = Kernel(SPECS[name], dealt(random.Random(seed)))
+        rng = random.Random(seed)
+        items = dealt(rng)
+        kernel = Kernel(SPECS[name], items, hidden=unseen(rng, SPECS[name], items))
         kernel.run(seed)
         used |= {bar for (bar, _), b in kernel.bars.items() if b.phase}
     assert used == {b.name for b in forward_barriers(SPECS[name])}
@@ -59,6 +76,20 @@ def test_roles_that_would_wait_for_each_other(name: str, items: tuple[Item, ...]
     Kernel(SPECS[name], items).run(0)
     with pytest.raises(Fault, match="nobody can go on"):
         Kernel(SPECS[name], items, broken).run(0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        ("take the turn of a hidden tile", "nobody can go on"),
+        ("close before a hidden tile", "is read for"),  # its P V would come after V was given back
+    ],
+)
+def test_a_hidden_tile_passes_in_order(broken: str, found: str) -> None:
+    hidden = {(0, 1, 1), (0, 2, 1)}
+    Kernel(GROUPED, ((5,),), hidden=hidden).run(0)
+    with pytest.raises(Fault, match=found):
+        Kernel(GROUPED, ((5,),), broken, hidden).run(0)
 
 
 def test_a_q_tile_taken_too_early_is_seen() -> None:

@@ -86,7 +86,7 @@ def _queue(v: BoundaryVectors, source: QueueSource, heads: int) -> str:
             index = _kv_index(spec, v, b, m)
             for i in range(record.shape[2]):
                 line = record[b, h, i].tolist()
-                got = [(x >> 8, x & 255) for x in line[1 : 1 + line[0]]]
+                got = [((x & 0xFFFFFFFF) >> spec.tag_bits, x & (1 << spec.tag_bits) - 1) for x in line[1 : 1 + line[0]]]
                 wanted = index.queue(i)
                 if got != wanted:
                     return f"item {b} head {h} Q block {i}: {got[:8]} instead of {wanted[:8]}"
