@@ -134,8 +134,9 @@ class KernelSpec:
     scores outgrow it.
     zero_unseen: V rows of keys that no row sees are zeroed in shared memory. record_queue: a debug variant.
     trace: events that each role of a CTA records, 0 for none. gated: the loader waits for the chunk that keys lie in, and
-    work items come in the order of a table. row_groups: parts of a Q block whose tags are their own: 1, or one a warp group,
-    which then skips the blocks that its 64 rows do not see. chain: the first tile of a work item runs beside the last P V of the one before.
+    work items come in the order of a table. row_groups: parts of a Q block with tags of their own: 1, or one a warp group,
+    which then passes over the blocks that its 64 rows do not see. chain: the first tile of a work item runs beside the last
+    P V of the one before.
     """
 
     head_dim: int
