@@ -6,10 +6,11 @@ The one place that turns a verdict into errors (M301, M303) and warnings (W301, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from maskc.diagnostics import Diagnostic, MaskcError
+from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError
 from maskc.ir.printer import print_check
 from maskc.ir.verdict import CheckResult, Counterexample, Proven, Refuted, Unknown
 
@@ -28,8 +29,16 @@ def load(target: str | Path) -> CompiledMask:
     """
     from maskc.frontend import parse_file, split_target
 
+    if not isinstance(target, str | PathLike):
+        raise _no_name(target)
     path, name = split_target(str(target))
     return compile_file(parse_file(path), name)
+
+
+def _no_name(target: object) -> MaskcTypeError:
+    message = f'a mask is named by a path or "std:NAME", not by a {type(target).__name__}'
+    hint = "a FlexAttention mask_mod? maskc.convert.from_mask_mod(mask_mod, nq, nk)" if callable(target) else None
+    return MaskcTypeError(Diagnostic("M511", message, help=hint))
 
 
 def load_text(text: str, name: str | None = None) -> CompiledMask:

@@ -6,6 +6,7 @@ masked runs, of which the vectors hold two (beside the free triangle, where ever
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 from typing import cast
 
@@ -19,6 +20,7 @@ from maskc.ir.lower import interval_cases
 from maskc.ir.nodes import MaskFn, Pred
 
 _BUDGET = 2  # masked runs that the vectors of a column hold
+_SHOWN = 6  # runs that a message lists
 
 
 def fold(fn: MaskFn, frames: list[Frame]) -> tuple[dict[Vector, Tensor], bool]:
@@ -106,17 +108,23 @@ def _too_many(
     lows, highs = (
         t[:, min(item, t.shape[1] - 1), min(head, t.shape[2] - 1), key - frames[index].first].tolist() for t in rows[index]
     )
-    nq, reach = _nq(frames[index]), min(key, _nq(frames[index])) if causal else 0
-    masked: list[str] = []
-    for lo, hi in [*zip(lows, highs, strict=True), (nq, nq)]:
-        if lo > reach:
-            masked.append(str(reach) if lo == reach + 1 else f"{reach}-{lo - 1}")
-        reach = max(reach, hi)
+    count, masked = masked_runs(zip(lows, highs, strict=True), _nq(frames[index]), key if causal else 0)
     place_text = "".join(f", {what} {i}" for what, i, n in (("batch item", item, shape[0]), ("head", head, shape[1])) if n > 1)
     return Diagnostic(
         "M416",
-        f"key {key}{place_text} of `{fn.name}` needs {len(masked)} masked runs; the column form holds {_BUDGET}",
+        f"key {key}{place_text} of `{fn.name}` needs {count} masked runs; the column form holds {_BUDGET}",
         fn.span,
         "store the tokens in an order that joins the runs, or make two calls and merge them by their log-sum-exp",
-        (("masked rows", " | ".join(masked) + (" (beside the free triangle)" if causal else "")),),
+        (("masked rows", masked + (" (beside the free triangle)" if causal else "")),),
     )
+
+
+def masked_runs(visible: Iterable[tuple[int, int]], nq: int, first: int) -> tuple[int, str]:
+    """How many runs of masked rows from row `first` on sorted visible ones leave, and a line that names the first of them."""
+    found, reach = [], min(first, nq)
+    for lo, hi in [*visible, (nq, nq)]:
+        if lo > reach:
+            found.append(str(reach) if lo == reach + 1 else f"{reach}-{lo - 1}")
+        reach = max(reach, hi)
+    more = len(found) - _SHOWN
+    return len(found), " | ".join(found if more <= 0 else [*found[:_SHOWN], f"... {more} more"])

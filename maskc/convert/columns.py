@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskc.binding.bound import BoundMask
-from maskc.binding.fold import sweep
+from maskc.binding.fold import masked_runs, sweep
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import MaskcError, error
 
@@ -98,18 +98,14 @@ def bound(lows: Tensor, highs: Tensor, nq: int, what: str) -> BoundMask:
 def too_many(what: str, place: tuple[int, int, int], visible: list[tuple[int, int]], nq: int, causal: bool) -> MaskcError:
     """M450 for a column whose sorted visible runs are given."""
     item, head, key = place
-    reach, masked = min(key, nq) if causal else 0, []
-    for lo, hi in [*visible, (nq, nq)]:
-        if lo > reach:
-            masked.append(str(reach) if lo == reach + 1 else f"{reach}-{lo - 1}")
-        reach = max(reach, hi)
+    count, masked = masked_runs(visible, nq, key if causal else 0)
     where = (f", batch item {item}" if item else "") + (f", head {head}" if head else "")
     return error(
         "M450",
-        f"key {key}{where} of the {what} needs {len(masked)} masked runs; the column form holds {BUDGET}",
+        f"key {key}{where} of the {what} needs {count} masked runs; the column form holds {BUDGET}",
         None,
         "store the tokens in an order that joins the runs, or make two calls and merge them by their log-sum-exp",
-        ("masked rows", " | ".join(masked) + (" (beside the free triangle)" if causal else "")),
+        ("masked rows", masked + (" (beside the free triangle)" if causal else "")),
     )
 
 

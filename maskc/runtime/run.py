@@ -72,7 +72,7 @@ def run(
         raise _type_error(
             "M511",
             f"spec is {type(spec).__name__}, not a bound mask",
-            'give mask.bind(...), a compiled mask, a path or "std:..."',
+            _instead_of(spec),
         )
     if not isinstance(deterministic, bool):
         raise _type_error("M511", f"deterministic is {deterministic!r}, not True or False")
@@ -302,6 +302,17 @@ def _world_size(group: Any) -> int:
 
 def _listed(named: Mapping[str, Tensor], attribute: str) -> str:
     return ", ".join(f"{name} {getattr(x, attribute)}" for name, x in named.items())
+
+
+def _instead_of(spec: object) -> str:
+    """How what was given for a mask becomes one."""
+    if type(spec).__name__ == "BlockMask":
+        return "maskc.convert.from_block_mask(block_mask) makes one"
+    if isinstance(spec, Tensor):
+        return "of a dense bool mask maskc.convert.from_dense(visible) makes one, of offsets maskc.convert.from_cu_seqlens"
+    if callable(spec):
+        return "of a FlexAttention mask_mod maskc.convert.from_mask_mod(mask_mod, nq, nk) makes one"
+    return 'give mask.bind(...), a compiled mask, a path or "std:..."'
 
 
 def _type_error(code: str, message: str, hint: str | None = None) -> MaskcTypeError:

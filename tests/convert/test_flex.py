@@ -85,6 +85,8 @@ def test_per_head_masks_need_the_number_of_query_heads() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(MaskcError, match=r"M450.*key 0 of the mask_mod needs 4 masked runs"):
         from_mask_mod(lambda b, h, q, k: (q - k) % 2 == 0, 8, 8)
+    with pytest.raises(MaskcError, match=r"needs 20 masked runs[^|]*: 1 \| 3 \| 5 \| 7 \| 9 \| 11 \| \.\.\. 14 more\n"):
+        from_mask_mod(lambda b, h, q, k: (q - k) % 2 == 0, 40, 40)
     with pytest.raises(MaskcError, match=r"M451.*not bool"):
         from_mask_mod(lambda b, h, q, k: q - k, 8, 8)
     with pytest.raises(MaskcError, match="M452"):

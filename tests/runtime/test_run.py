@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import maskc
 from maskc.diagnostics import MaskcWarning
@@ -239,8 +240,22 @@ def test_refuses_what_is_no_tensor(code: str, tensors: Any) -> None:
     refusal(code, "std:causal", *tensors, kind=TypeError)
 
 
-def test_refuses_what_is_no_mask() -> None:
-    refusal("M511", lambda q, k: q >= k, *operands(), kind=TypeError)
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        (lambda b, h, q, k: q >= k, "maskc.convert.from_mask_mod"),
+        (create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu"), "maskc.convert.from_block_mask"),
+        (torch.ones(4, 4, dtype=torch.bool), "maskc.convert.from_dense"),
+        (7, "mask.bind(...)"),
+    ],
+)
+def test_refuses_what_is_no_mask(given: Any, way: str) -> None:
+    assert way in refusal("M511", given, *operands(), kind=TypeError)
+
+
+def test_refuses_to_compile_what_is_no_name() -> None:
+    with pytest.raises(maskc.MaskcError, match=r"M511.*not by a function\n.*maskc.convert.from_mask_mod"):
+        maskc.compile(lambda b, h, q, k: q >= k)  # type: ignore[arg-type]
 
 
 def test_refuses_backends_by_name() -> None:
