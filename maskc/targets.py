@@ -6,6 +6,7 @@ The one place that turns a verdict into errors (M301, M303) and warnings (W301, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -27,12 +28,20 @@ def load(target: str | Path) -> CompiledMask:
     Raises MaskcError: of the front end (M0xx, M1xx), M201 for a form that has no row intervals, M301 with the smallest
     counterexample, M303 for a claim (`check`) that does not hold.
     """
-    from maskc.frontend import parse_file, split_target
-
     if not isinstance(target, str | PathLike):
         raise _no_name(target)
-    path, name = split_target(str(target))
+    return _standard(str(target)) if str(target).startswith("std:") else _load(str(target))
+
+
+def _load(target: str) -> CompiledMask:
+    from maskc.frontend import parse_file, split_target
+
+    path, name = split_target(target)
     return compile_file(parse_file(path), name)
+
+
+_standard = cache(_load)
+"""Masks of the standard set do not change: `maskc.run("std:causal", ...)` proves its mask once a process."""
 
 
 def _no_name(target: object) -> MaskcTypeError:

@@ -9,6 +9,7 @@ masks. Whatever would change the result beside the mask is refused (M551).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,7 +49,6 @@ class CoreAttention(torch.nn.Module):
         kind = getattr(config, "softmax_type", "vanilla")
         if kind != "vanilla":
             raise error("M551", f"softmax_type = {kind!r}", None, "attention sinks are not supported")
-        self._documents: tuple[Tensor, Tensor, BoundMask] | None = None
 
     def forward(
         self,
@@ -92,15 +92,40 @@ class CoreAttention(torch.nn.Module):
         """The mask of a call without one: documents by their offsets, or `causal` and `no_mask` by name."""
         causal = "causal" in kind
         if packed_seq_params is not None:
-            cu_q, cu_kv = packed_seq_params.cu_seqlens_q, packed_seq_params.cu_seqlens_kv
-            if self._documents is None or self._documents[0] is not cu_q or self._documents[1] is not cu_kv:
-                own = None if cu_kv is cu_q or torch.equal(cu_q, cu_kv) else cu_kv
-                self._documents = cu_q, cu_kv, from_cu_seqlens(cu_q, own, causal=causal)
-            return self._documents[2]
+            return _DOCUMENTS.mask(packed_seq_params.cu_seqlens_q, packed_seq_params.cu_seqlens_kv, causal)
         if kind in ("causal", "no_mask"):
-            return load("std:causal" if kind == "causal" else "std:full").bind()
+            return _plain("std:causal" if kind == "causal" else "std:full")
         text = f"layer {self.layer_number} of attn_mask_type {kind or 'None'} has no mask"
         raise error("M552", text, None, "pass a bound mask as attention_mask")
+
+
+class _Documents:
+    """The mask of the offsets that were asked for last: the layers of a step share it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor, tuple[int, int, bool], BoundMask] | None = None
+
+    def mask(self, cu_q: Tensor, cu_kv: Tensor, causal: bool) -> BoundMask:
+        """That of these tensors as they are now: one that was written to since is another."""
+        state = _version(cu_q), _version(cu_kv), causal
+        if self._last is None or self._last[0] is not cu_q or self._last[1] is not cu_kv or self._last[2] != state:
+            own = None if cu_kv is cu_q or torch.equal(cu_q, cu_kv) else cu_kv
+            self._last = cu_q, cu_kv, state, from_cu_seqlens(cu_q, own, causal=causal)
+        return self._last[3]
+
+
+_DOCUMENTS = _Documents()
+
+
+def _version(t: Tensor) -> int:
+    """Rises when the tensor is written to; under `torch.inference_mode` nothing counts."""
+    return 0 if t.is_inference() else t._version
+
+
+@cache
+def _plain(name: str) -> BoundMask:
+    """A mask without data."""
+    return load(name).bind()
 
 
 def _name(kind: Any) -> str:

@@ -155,6 +155,8 @@ def _mask_of(module: torch.nn.Module, masks: BoundMask | Mapping[str, BoundMask]
         if len(kinds) > 1:
             raise error("M553", f"one mask was given for layers of type {', '.join(kinds)}", None, "give one for each type")
         return masks
+    if not isinstance(masks, Mapping):
+        raise error("M553", f"maskc = {masks!r:.60} is no bound mask", None, "give mask.bind(...), or one for each type of layer")
     if sorted(masks) != sorted(kinds):
         raise error("M553", f"masks are for layers of type {', '.join(sorted(masks))}, the model has {', '.join(sorted(kinds))}")
     index = _index(module)

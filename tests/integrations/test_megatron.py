@@ -12,6 +12,7 @@ import torch
 
 import maskc
 from maskc.diagnostics import MaskcError
+from maskc.integrations import megatron
 from maskc.integrations.attend import Attend
 from maskc.integrations.megatron import CoreAttention
 
@@ -58,9 +59,15 @@ def test_packed_documents_by_their_offsets() -> None:
     out = core(q, k, v, None, packed_seq_params=PackedSeqParams(cu, cu.clone()))
     spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(cu_seqlens=cu))
     torch.testing.assert_close(out, maskc.run(spec, q, k, v).flatten(1))
-    first = core._documents
-    core(q, k, v, None, packed_seq_params=PackedSeqParams(cu, first[1] if first is not None else cu))
-    assert core._documents is first, "the layers of a step bind once each, not once a call"
+    given = PackedSeqParams(cu, cu)
+    one, other = (CoreAttention(CONFIG, n, AttnMaskType.padding_causal) for n in (1, 2))
+    one(q, k, v, None, packed_seq_params=given)
+    first = megatron._DOCUMENTS.mask(cu, cu, True)
+    torch.testing.assert_close(other(q, k, v, None, packed_seq_params=given), out)
+    assert megatron._DOCUMENTS.mask(cu, cu, True) is first, "the layers of a step share one mask"
+    cu[1] = 7
+    spec = maskc.compile("std:doc_causal").bind(doc=maskc.segments(cu_seqlens=cu))
+    torch.testing.assert_close(one(q, k, v, None, packed_seq_params=given), maskc.run(spec, q, k, v).flatten(1))
 
 
 def test_the_mask_may_be_given() -> None:

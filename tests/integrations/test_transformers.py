@@ -106,6 +106,8 @@ def test_masks_must_fit_the_layer_types() -> None:
         _gemma(["sliding_attention", "full_attention"])(documents()[0][None], maskc=spec, use_cache=False)
     with pytest.raises(MaskcError, match="M553"):
         small_model()(documents()[0][None], maskc={"sliding_attention": spec}, use_cache=False)
+    with pytest.raises(MaskcError, match=r"M553.*CompiledMask\(causal.*is no bound mask"):
+        small_model()(documents()[0][None], maskc=maskc.compile("std:causal"), use_cache=False)
 
 
 @pytest.mark.parametrize(
