@@ -78,8 +78,8 @@ def columns(n: int, nk: int | None = None, on: str = "cuda", **parts: torch.Tens
     return BoundaryVectors(n, nk, 1, 1, causal, **shaped)
 
 
-def global_window(n: int, window: int) -> BoundaryVectors:
-    key = torch.arange(n, device="cuda")
+def global_window(n: int, window: int, on: str = "cuda") -> BoundaryVectors:
+    key = torch.arange(n, device=on)
     made = {
         "lts": torch.where(key < 16, n, key + window + 1), "lte": torch.full_like(key, n),
         "uts": torch.where(key <= 16 + window, 0, 16), "ute": torch.where(key <= 16 + window, 0, key - window),

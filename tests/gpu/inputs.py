@@ -213,6 +213,7 @@ FORMS: tuple[str, ...] = (
     "all_masked",
     "unseen_keys",
     "empty_rows",
+    "bands",
 )
 
 
@@ -242,6 +243,9 @@ def random_vectors(form: str, nq: int, nk: int, batch: int, heads: int, seed: in
         case "alternating_blocks":  # every second Q block survives
             start = key // 128 % 2 * 128
             parts = {"lts": start + 128, "lte": start + 256, "uts": torch.zeros_like(start), "ute": start}
+        case "bands":  # of runs of 200 keys, whole warp groups of a tile see all or nothing
+            bounds = [t[..., (key[0, 0] // 200)] // 64 * 64 for t in torch.stack([a, b, c, d]).sort(0).values]
+            parts = dict(zip(("uts", "ute", "lts", "lte"), bounds, strict=True))
         case "all_masked":
             parts = {"lts": torch.zeros_like(a)}
         case "unseen_keys":

@@ -25,13 +25,14 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
     return [
         *((f"shape/{nq}x{nk}x{hq}:{hk}x{b}", partial(_shape, b, nq, nk, hq, hk)) for b, nq, nk, hq, hk in SHAPES),
         *((f"edge/{name}", partial(_edge, name)) for name in EDGES),
-        *((f"softmax/{name}", partial(_softmax, name)) for name in SCORES),
+        *((f"softmax/{name}{'/long' * (nk > 1000)}", partial(_softmax, name, nk)) for name in SCORES for nk in (1000, 30_000)),
         ("nan/unseen keys", _unseen_nan),
         ("nan/seen keys", _seen_nan),
         ("repeat/20 runs", _repeatable),
-        ("run/graph", _graph),
-        ("run/two streams", _streams),
-        ("run/threads", _threads),
+        ("run/graph", partial(_graph, 2000, 2000)),
+        ("run/graph/300 rows of 40000 keys", partial(_graph, 300, 40_000)),
+        *((f"run/four streams/{heads} heads", partial(_streams, heads)) for heads in (8, 2)),
+        *((f"run/threads/{heads} heads", partial(_threads, heads)) for heads in (8, 2)),
         ("run/new batch, no compilation", _no_compilation),
         ("size/offsets beyond 2^31", _far_offsets),
         ("size/131072", _long),
@@ -91,7 +92,49 @@ EDGES: dict[str, Callable[[str], BoundaryVectors]] = {  # of a device
     "window in 32769 keys": lambda on: columns(32769, causal=1, lts=(KEY[:32769] + 100).clamp(max=32769), on=on),
     "128 full blocks": lambda on: columns(300, 16384, lts=300, on=on),
     "window in 16385 keys": lambda on: columns(16385, causal=1, lts=(KEY[:16385] + 100).clamp(max=16385), on=on),
+    # a warp group has 64 rows of a tile: what one of them alone sees, or sees nothing of
+    "64 rows see 64 keys of their own": lambda on: _bands(1000, KEY[:1000] // 64 * 64, on),
+    "64 rows from row 32 see keys of their own": lambda on: _bands(1000, KEY[:1000] // 64 * 64 + 32, on),
+    "64 rows in turn see blocks in turn": lambda on: _bands(192, KEY[:9000] // 128 % 3 * 64, on),
+    "the first 64 rows of a tile see nothing": lambda on: columns(400, uts=0, ute=64, lts=192, lte=256, on=on),
+    "the middle 64 rows of a tile see nothing": lambda on: columns(500, uts=64, ute=128, lts=256, lte=320, on=on),
+    "the last 64 rows of a tile see nothing": lambda on: columns(400, uts=128, ute=192, lts=320, lte=384, on=on),
+    "the last keys for the first 64 rows": lambda on: columns(192, 900, lts=torch.where(KEY[:900] < 450, 192, 64), on=on),
+    "the last keys for the middle 64 rows": lambda on: columns(192, 900, **_late(64, 128), on=on),
+    "the last keys for the last 64 rows": lambda on: columns(192, 900, **_late(128, 192), on=on),
+    "one key for the last 128 rows": lambda on: columns(192, 900, lts=torch.where(KEY[:900] == 700, 192, 64), on=on),
+    **{
+        f"{n} rows": lambda on, n=n: columns(n, 700, lts=(KEY[:700] + 20).clamp(max=n), ute=(KEY[:700] - 90).clamp(min=0), on=on)
+        for n in (63, 64, 65, 129, 193, 257, 321)
+    },
+    # a row block with far more keys than the others, or alone: few heads leave most multiprocessors without work
+    "300 rows of 60000 keys": lambda on: columns(300, 60_000, lts=300, on=on),
+    "one row of 40001 keys": lambda on: columns(1, 40_001, lts=torch.where(KEY[:40_001] % 3 == 0, 1, 0), on=on),
+    "16 rows of a global window": lambda on: global_window(12_000, 100, on),
+    "a hundred keys at either end of 60000": lambda on: columns(
+        200, 60_000, lts=torch.where((KEY[:60_000] - 30_000).abs() < 29_900, 0, 200), on=on
+    ),
+    "half of the keys for 64 rows, half for the others": lambda on: columns(192, 40_000, **_halves(40_000), on=on),
+    "rows that see the last key alone": lambda on: columns(200, 40_000, lts=torch.where(KEY[:40_000] == 39_999, 200, 100), on=on),
+    "rows that see the first key alone": lambda on: columns(200, 40_000, lts=torch.where(KEY[:40_000] == 0, 200, 100), on=on),
 }
+
+
+def _bands(nq: int, first: torch.Tensor, on: str) -> BoundaryVectors:
+    """Each key is for 64 rows, from `first` on."""
+    return columns(nq, len(first), ute=first.clamp(max=nq), lts=(first + 64).clamp(max=nq), on=on)
+
+
+def _late(first: int, end: int) -> dict[str, torch.Tensor]:
+    """Of 900 keys for 192 rows, the second half for some rows only: the blocks that are visited first."""
+    return {"ute": torch.where(KEY[:900] < 450, 0, first), "lts": torch.where(KEY[:900] < 450, 192, end)}
+
+
+def _halves(nk: int) -> dict[str, torch.Tensor]:
+    """The first half of the keys for rows 64 to 127 of 192, the second for all others."""
+    low = KEY[:nk] < nk // 2
+    hidden = {"uts": 0, "ute": torch.where(low, 64, 0), "lts": torch.where(low, 128, 64), "lte": torch.where(low, 192, 128)}
+    return {name: torch.as_tensor(t) for name, t in hidden.items()}
 
 
 def _edge(name: str) -> str:
@@ -116,20 +159,21 @@ SCORES: dict[str, torch.Tensor] = {  # a score a key, about; KV blocks are visit
 }
 
 
-def _softmax(name: str) -> str:
-    """Scores that a running maximum must follow, or start from, tile by tile; first tiles that hide rows from all keys."""
+def _softmax(name: str, nk: int) -> str:
+    """Scores that a running maximum must follow, or start from, tile by tile; first tiles that hide rows from all keys.
+
+    nk: 1000 rows and keys of two heads, or with more keys 200 rows of one, between whose parts the scores differ as much.
+    """
     scale = 2.0**-4
+    nq, heads = (1000, 2) if nk == 1000 else (200, 1)
+    scores = SCORES[name].repeat_interleave(nk // 1000)
     for head_dim, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (128, torch.float16), (256, torch.bfloat16)):
-        q = torch.randn(1, 1000, 2, head_dim, device="cuda") * 2**-7
-        k = torch.randn(1, 1000, 2, head_dim, device="cuda") * 2**-7
-        q[..., 0], k[..., 0] = 8.0, (SCORES[name].to("cuda") / (8 * scale))[None, :, None]
-        val = torch.randn(1, 1000, 2, head_dim, device="cuda")
+        q = torch.randn(1, nq, heads, head_dim, device="cuda") * 2**-7
+        k = torch.randn(1, nk, heads, head_dim, device="cuda") * 2**-7
+        q[..., 0], k[..., 0] = 8.0, (scores.to("cuda") / (8 * scale))[None, :, None]
+        val = torch.randn(1, nk, heads, head_dim, device="cuda")
         qkv = q.to(dtype), k.to(dtype), val.to(dtype)
-        for v in (
-            BoundaryVectors(1000, 1000, 1, 1, False),
-            BoundaryVectors(1000, 1000, 1, 1, True),
-            columns(1000, ute=KEY[:1000] // 2),
-        ):
+        for v in (columns(nq, nk), columns(nq, nk, causal=1), columns(nq, nk, ute=KEY[:nk] * nq // (2 * nk))):
             if problem := verify(v, qkv, *hopper.forward(v, *qkv, scale), scale=scale):
                 return f"head dim {head_dim} {dtype} {hopper.mask_form(v)}: {problem}"
     return ""
@@ -181,10 +225,16 @@ def _repeatable() -> str:
     return verify(v, qkv, *first)
 
 
-def _graph() -> str:
+def _graph(nq: int, nk: int) -> str:
     """Captured once with a schedule made outside and once with one made inside, replayed with other data and vectors."""
-    v = columns(2000, causal=1, lts=(KEY[:2000] // 500 + 1) * 500)
-    q, k, val = operands(1, 2000, 2000, 4, 2)
+    heads = (4, 2) if nq == nk else (2, 1)
+    key = KEY[:nk] * nq // nk
+
+    def documents(length: int) -> torch.Tensor:
+        return ((key // length + 1) * length).clamp(max=nq)
+
+    v = columns(nq, nk, causal=nq == nk, lts=documents(nq // 4))
+    q, k, val = operands(1, nq, nk, *heads)
     tables = hopper.schedule(v, 128)
     hopper.forward(v, q, k, val, SCALE)
     torch.cuda.synchronize()
@@ -193,25 +243,29 @@ def _graph() -> str:
         outside = hopper.forward(v, q, k, val, SCALE, schedule=tables)
         inside = hopper.forward(v, q, k, val, SCALE)
     for seed in (1, 2):
-        for old, new in zip((q, k, val), operands(1, 2000, 2000, 4, 2, seed=seed), strict=True):
+        for old, new in zip((q, k, val), operands(1, nq, nk, *heads, seed=seed), strict=True):
             old.copy_(new)
         graph.replay()
         problem = verify(v, (q, k, val), *outside) or verify(v, (q, k, val), *inside)
         if problem:
             return f"replay {seed}: {problem}"
     assert v.lts is not None
-    v.lts.copy_(((KEY[:2000] // 250 + 1) * 250).to("cuda", torch.int32).view(1, 1, -1))
-    graph.replay()
-    return verify(v, (q, k, val), *inside)
+    for length in (nq // 8, nq, 1):  # rows of other lengths than at the capture
+        v.lts.copy_(documents(length).to("cuda", torch.int32).view(1, 1, -1))
+        graph.replay()
+        if problem := verify(v, (q, k, val), *inside):
+            return f"documents of {length} rows: {problem}"
+    return ""
 
 
-def _together(pool: Callable[[list[Callable[[], Tensors]]], list[Any]]) -> str:
+def _together(heads: int, pool: Callable[[list[Callable[[], Tensors]]], list[Any]]) -> str:
     """Several masks at once give what they give alone."""
     masks = [
         random_vectors(f, 2000, 2000, 1, 1, i, "cuda")
         for i, f in enumerate(("causal+lts", "lts+ute", "causal+lts+lte", "blocks"))
     ]
-    calls = [operands(1, 2000, 2000, 8, 2, seed=i) for i in range(len(masks))]
+    masks += [columns(300, 40_000, lts=300), global_window(8000, 100)] if heads < 8 else []
+    calls = [operands(1, v.nq, v.nk, heads, max(1, heads // 4), seed=i) for i, v in enumerate(masks)]
     alone = [hopper.forward(v, *qkv, SCALE) for v, qkv in zip(masks, calls, strict=True)]
     torch.cuda.synchronize()
     for _ in range(5):
@@ -224,25 +278,25 @@ def _together(pool: Callable[[list[Callable[[], Tensors]]], list[Any]]) -> str:
     return ""
 
 
-def _streams() -> str:
+def _streams(heads: int) -> str:
     streams = [torch.cuda.Stream() for _ in range(4)]
 
     def run(jobs: list[Callable[[], Any]]) -> list[Any]:
         out = []
-        for stream, job in zip(streams, jobs, strict=True):
-            with torch.cuda.stream(stream):
+        for i, job in enumerate(jobs):
+            with torch.cuda.stream(streams[i % 4]):
                 out.append(job())
         return out
 
-    return _together(run)
+    return _together(heads, run)
 
 
-def _threads() -> str:
+def _threads(heads: int) -> str:
     def run(jobs: list[Callable[[], Any]]) -> list[Any]:
         with ThreadPoolExecutor(len(jobs)) as pool:
             return [f.result() for f in [pool.submit(job) for job in jobs]]
 
-    return _together(run)
+    return _together(heads, run)
 
 
 def _no_compilation() -> str:
