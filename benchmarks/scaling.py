@@ -37,17 +37,15 @@ from benchmarks.kernels import attention, compile_all
 from benchmarks.masks import mask_case, vectors_of
 from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.forward import forward_spec
 from maskc.codegen.render import CudaSource
-from maskc.codegen.spec_bwd import select_backward
 from maskc.pictures import visible_pairs
 from maskc.runtime import hopper, ops
 from maskc.runtime.balance import balance, greedy
+from maskc.runtime.kernel_tiles import kernel_tiles
 from maskc.runtime.localize import fold_causal, localize
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
 from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.tile_work import fitted_seconds, tile_work
-from maskc.tiles import TileClass, classify
 
 ROWS = 8192
 """Rows of a rank."""
@@ -272,27 +270,12 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
 
 
 def tiles_over_one(cell: Cell) -> dict[str, float]:
-    """What the kernels of balanced ranks visit over what that of the whole mask does.
-
-    Tiles: above 1 where tiles straddle chunks. Key tiles of the backward, which loads each and writes its gradients: above
-    1 where several ranks read the same keys.
-    """
-    spec, length, head_dim = cell.spec(), cell.rows * cell.world, cell.shape.head_dim
-    v, p = spec.vectors(length, length), plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED]
-    ranks = [localize(v, p.rows, p.rows.chunks_of(r), p.keys, tuple(sorted(p.needed(r)))) for r in range(p.world)]
-
-    def visited(x: BoundaryVectors, block_q: int, block_kv: int) -> int:
-        return int((classify(x, block_q, block_kv) != TileClass.SKIP.value).sum())
-
-    form = hopper.mask_form(ranks[0])
-    forward, backward = forward_spec(form, head_dim, "bf16"), select_backward(form, head_dim, "bf16")
-    tiles = {"forward": (forward.block_q, forward.block_kv), "backward": (backward.block_q, backward.block_kv)}
-
-    def key_tiles(x: BoundaryVectors) -> int:
-        return int((classify(x, *tiles["backward"]) != TileClass.SKIP.value).any(2).sum())
-
-    found = {f"{d}_tiles_over_one": sum(visited(x, *tile) for x in ranks) / visited(v, *tile) for d, tile in tiles.items()}
-    return found | {"key_tiles_over_one": sum(map(key_tiles, ranks)) / key_tiles(v)}
+    """What the kernels of balanced ranks visit over what one does; see `maskc.runtime.kernel_tiles`."""
+    spec, length = cell.spec(), cell.rows * cell.world
+    p = plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED]
+    found = kernel_tiles(spec.vectors(length, length), p, cell.shape.head_dim)
+    assert found is not None
+    return {"forward_tiles_over_one": found.forward, "backward_tiles_over_one": found.backward, "key_tiles_over_one": found.keys}
 
 
 def _row(

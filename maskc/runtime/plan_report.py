@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from maskc.boundary import BoundaryVectors
-from maskc.runtime import overlap_model
+from maskc.diagnostics import MaskcError
+from maskc.runtime import chunking, overlap_model
 from maskc.runtime.balance import Effort, balance, greedy
+from maskc.runtime.chunking import BEST
+from maskc.runtime.kernel_tiles import kernel_tiles
 from maskc.runtime.layout import Range
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
@@ -18,15 +22,29 @@ from maskc.runtime.schedule import STRATEGIES
 
 WIDE = 16
 """Link tables of more ranks than this are summed per rank."""
+PAIRS = 200_000
+"""Pairs of ranks and key chunks from which single transfers, of which there may be as many, are not listed."""
+CELLS = 1 << 36
+"""Cells of a mask from which the tiles of its kernels are not counted."""
+STRADDLE = 1.01
+"""Tiles over those of one device from which the chunk size is worth a word."""
 
 
 def report(spec: Spec, p: AttentionPlan) -> str:
     """The plan of one mask as text: chunks, workloads beside those of other orders, bytes per link, what is never sent."""
     machine = DEFAULT_MACHINE
     row_bytes = machine.bytes_per_row(p.heads_kv or machine.heads_kv, p.head_dim or machine.head_dim)
-    sections = [_head(p), _ranks(p), _orders(spec, p, row_bytes), _links(p, row_bytes), _never(p), _strategies(p, row_bytes)]
     v = vectors_of(spec, p.rows.length, p.keys.length)
-    sections.append(overlap_model.section(p, masks=v.batch * v.heads))
+    sections = [_head(p), _ranks(p), _orders(spec, p, row_bytes)]
+    few = p.world * p.keys.chunk_count <= PAIRS
+    if few and v.nq * v.nk <= CELLS and (tiles := _tiles(v, p)):
+        sections.append(tiles)
+    if few:
+        sections += [_links(p, row_bytes), _never(p), _strategies(p, row_bytes)]
+        sections.append(overlap_model.section(p, masks=v.batch * v.heads))
+    else:
+        sections.append(f"never sent: {_never_share(p):.1%} of a full all-gather")
+        sections.append("links, exchanges and predicted times are left out: they take long for so many ranks and chunks")
     return "\n\n".join(sections) + "\n"
 
 
@@ -104,11 +122,10 @@ def _ranks(p: AttentionPlan) -> str:
 def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
     """Imbalance and traffic of the usual ways, on the same chunks where the way assigns chunks."""
     shared = {"nodes": p.nodes, "nq": p.rows.length, "nk": p.keys.length, "costs": p.costs}
-    granule = p.rows.chunk
-    ways = {
-        "contiguous": plan(spec, world_size=p.world, order="contiguous", chunk=granule, **shared),  # type: ignore[arg-type]
-        "zigzag": plan(spec, world_size=p.world, order="zigzag", chunk=granule, **shared),  # type: ignore[arg-type]
-    }
+    ways: dict[str, AttentionPlan] = {}
+    for order in ("contiguous", "zigzag"):
+        with suppress(MaskcError):  # M714: with many ranks there may be more pieces than a plan holds
+            ways[order] = plan(spec, world_size=p.world, order=order, chunk=p.rows.chunk, **shared)  # type: ignore[arg-type]
     if p.rows.bounds == p.keys.bounds:
         loads = p.parts[0].workloads
         ways["heap"] = assigned(p, greedy(loads, p.world), "heap")
@@ -125,6 +142,27 @@ def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
     if p.nodes > 1:
         lines.append(
             f"across nodes, worst node: {', '.join(f'{n} {_bytes(across_nodes(w) * row_bytes)}' for n, w in ways.items())}"
+        )
+    return "\n".join(lines)
+
+
+def _tiles(v: BoundaryVectors, p: AttentionPlan) -> str:
+    """What cutting the sequence costs the kernels, and the chunk size that costs their forward nothing."""
+    found = kernel_tiles(v, p, p.head_dim or DEFAULT_MACHINE.head_dim)
+    if found is None or p.rows.length < p.world * found.forward_tile[0]:
+        return ""  # ranks hold less than a tile
+    rows, chunk = found.forward_tile[0], p.rows.chunk
+    lines = [
+        "tiles that the GPU kernels visit on all ranks, over those on one device",
+        f"  forward {found.forward:.3f} ({rows} x {found.forward_tile[1]}), backward {found.backward:.3f} "
+        f"({found.backward_tile[0]} x {found.backward_tile[1]}); key tiles, once on each rank that reads them: {found.keys:.2f}",
+    ]
+    if found.forward > STRADDLE and chunk is not None and chunk % rows:
+        size = max(1, round(chunk / BEST)) * BEST
+        most, now = chunking.fullest(p.rows.length, p.world, size), max(map(p.rows.local_length, range(p.world)))
+        lines.append(
+            f"  tiles straddle chunks of {chunk} that lie apart; chunks of {size} hold whole tiles, "
+            f"with up to {most} rows a rank where there are {now} now"
         )
     return "\n".join(lines)
 
@@ -157,17 +195,19 @@ def _links(p: AttentionPlan, row_bytes: int) -> str:
 
 def _never(p: AttentionPlan) -> str:
     """Transfers of a full all-gather that no row needs."""
-    n = p.keys.chunk_count
-    lines, skipped = [], 0
+    lines = []
     for r in range(p.world):
         needed = p.needed(r)
-        unseen = [c for c in range(n) if c not in needed and p.keys.owner[c] != r]
-        skipped += sum(p.keys.size_of(c) for c in unseen)
+        unseen = tuple(c for c in range(p.keys.chunk_count) if c not in needed and p.keys.owner[c] != r)
         if unseen:
-            lines.append(f"  to rank {r}: keys {_ranges(p.keys.ranges(tuple(unseen)))}")
-    everything = sum(p.keys.length - p.keys.local_length(r) for r in range(p.world))
-    share = skipped / everything if everything else 0.0
-    return "\n".join([f"never sent: {share:.1%} of a full all-gather", *(lines or ["  (every rank needs every key)"])])
+            lines.append(f"  to rank {r}: keys {_ranges(p.keys.ranges(unseen))}")
+    title = f"never sent: {_never_share(p):.1%} of a full all-gather"
+    return "\n".join([title, *(lines or ["  (every rank needs every key)"])])
+
+
+def _never_share(p: AttentionPlan) -> float:
+    everything = (p.world - 1) * p.keys.length
+    return 1 - sum(p.received()) / everything if everything else 0.0
 
 
 def _strategies(p: AttentionPlan, row_bytes: int) -> str:

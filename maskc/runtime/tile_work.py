@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +82,8 @@ def tile_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> TileWork:
     unmasked = (classes == TileClass.UNMASKED.value).sum((0, 1, 3), dtype=np.int64)
     busy = (classes != TileClass.SKIP.value).any(3).sum((0, 1), dtype=np.int64)
     seen = (classes != TileClass.SKIP.value).any((0, 1))
-    need = _per_chunk(_per_chunk(seen.astype(np.int64), rows, tile[0]).T, keys, tile[1]).T > 0
-    partial, unmasked, busy = (_per_chunk(x, rows, tile[0]) for x in (partial, unmasked, busy))
+    need = _per_chunk(np.logical_or, _per_chunk(np.logical_or, seen, rows, tile[0]).T, keys, tile[1]).T
+    partial, unmasked, busy = (_per_chunk(np.add, x, rows, tile[0]) for x in (partial, unmasked, busy))
     return TileWork(partial, unmasked, busy, need, tile)
 
 
@@ -94,9 +95,10 @@ def tile_size(layout: Layout) -> int:
     return tile
 
 
-def _per_chunk(table: NDArray[np.int64], layout: Layout, tile: int) -> NDArray[np.int64]:
-    """Sums over the tiles that each chunk touches, along axis 0."""
-    sums = np.concatenate((np.zeros_like(table[:1], shape=(1, *table.shape[1:])), table.cumsum(0)))
+def _per_chunk(combine: np.ufunc, table: NDArray[Any], layout: Layout, tile: int) -> NDArray[Any]:
+    """The entries of the tiles that each chunk touches, combined along axis 0."""
     bounds = np.array(layout.bounds, dtype=np.int64)
-    per_chunk: NDArray[np.int64] = sums[-(-bounds[1:] // tile)] - sums[bounds[:-1] // tile]
-    return per_chunk
+    edges = np.stack((bounds[:-1] // tile, -(-bounds[1:] // tile)), axis=1).ravel()
+    padded = np.concatenate((table, np.zeros_like(table[:1], shape=(1, *table.shape[1:]))))  # an edge may be the last
+    combined: NDArray[Any] = combine.reduceat(padded, edges, axis=0)[::2]
+    return combined

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import maskc
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import MaskcError
-from maskc.runtime.plan import AttentionPlan, plan
+from maskc.runtime.chunking import COARSE, FINE, default_chunk, fullest
+from maskc.runtime.plan import CHUNK_LIMIT, AttentionPlan, plan
 from maskc.runtime.tile_work import TileCosts, tile_work
 from tests.dist.cases import FORMS, Case, vectors
 
@@ -215,6 +216,64 @@ def test_traffic_in_bytes() -> None:
     assert backward[1][0] == 2 * 2 * row  # gradients in fp32
     with pytest.raises(MaskcError, match="M715"):
         plan(doc_mask([4, 4]), world_size=4).traffic()
+
+
+def test_rows_a_rank_receives() -> None:
+    """What schedules move is what is needed: [4, 4] documents, four ranks of two rows in order."""
+    p = plan(doc_mask([4, 4]), world_size=4, order="contiguous")
+    assert p.received() == (0, 2, 0, 2)
+    for order in ("balanced", "zigzag"):
+        p = plan(doc_mask([700, 300, 900, 148]), world_size=4, chunk=64, order=order)  # type: ignore[arg-type]
+        sent = p.schedule("all-gather").rows_sent(p.keys)
+        assert p.received() == tuple(sum(row[r] for row in sent) for r in range(4))
+
+
+# ---------------------------------------------------------------- chunks that nobody names
+
+
+@given(st.integers(1, 300_000), st.integers(1, 64))
+@settings(max_examples=200, deadline=None)
+def test_default_chunks_are_about_as_many_as_wanted(length: int, world: int) -> None:
+    for per_rank in (FINE, COARSE):
+        size = default_chunk(length, world, per_rank, 4096)
+        share = -(-length // (per_rank * world))
+        assert size == share if share <= 64 else size % 128 == 0
+        assert share <= 64 or 0.5 * share - 64 <= size <= 2 * share + 128
+        assert -(-length // size) <= 4096 or share == size
+        rounded_up = -(-share // 128) * 128 if share > 64 else share
+        assert fullest(length, world, size) <= fullest(length, world, rounded_up)
+
+
+@pytest.mark.parametrize(
+    ("length", "world", "size", "most"),
+    [(65536, 8, 1024, 8192), (73728, 8, 1152, 9216), (100_000, 8, 1792, 12_544), (8192, 8, 128, 1024), (1000, 16, 8, 64)],
+)
+def test_default_chunks_leave_ranks_as_many_rows(length: int, world: int, size: int, most: int) -> None:
+    """100,000 rows on 8 ranks: 56 chunks of 1792 are 12,544 rows a rank at most; 61 of 1664 would be 13,312."""
+    assert default_chunk(length, world) == size
+    assert fullest(length, world, size) == most
+
+
+def test_no_default_is_beyond_the_limit() -> None:
+    for world in (512, 1000, 4096):
+        assert plan(BoundaryVectors(8192, 8192, 1, 1, True), world_size=world).rows.chunk_count <= CHUNK_LIMIT
+
+
+def test_larger_chunks_where_they_are_as_even() -> None:
+    """Of one document a rank, whole ranks of neighbours are even; of one in each eighth, eighths are."""
+    causal = BoundaryVectors(8192, 8192, 1, 1, True)
+    assert plan(causal, world_size=4).rows.chunk == 256  # in zigzag no keys are saved by larger ones
+    seen = set()
+    for seed in range(12):
+        cuts = np.sort(np.random.default_rng(seed).integers(1, 65536, 40)).tolist()
+        mask = doc_mask([b - a for a, b in zip([0, *cuts], [*cuts, 65536], strict=True)])
+        p, fine = plan(mask, world_size=4), plan(mask, world_size=4, chunk=2048)
+        assert p.rows.chunk in (2048, 4096)
+        seen.add(p.rows.chunk)
+        assert p.imbalance <= max(1.005, fine.imbalance)
+        assert sum(p.received()) <= sum(fine.received())
+        assert plan(mask, world_size=4, nodes=2).rows.chunk == plan(mask, world_size=4, epsilon=0.02).rows.chunk == 2048
+    assert seen == {2048, 4096}
 
 
 # ---------------------------------------------------------------- refusals

@@ -13,6 +13,7 @@ import maskc
 from maskc.binding.bound import BoundMask
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import MaskcError
+from maskc.runtime.kernel_tiles import kernel_tiles
 from maskc.runtime.layout import Layout, contiguous, even_bounds
 from maskc.runtime.localize import localize
 from maskc.runtime.plan import plan
@@ -43,6 +44,44 @@ def test_links_of_many_ranks_are_summed_per_rank() -> None:
     assert [line.split() for line in lines] == [
         [str(r), *(x for n in (19 - r, r) for x in (str(n * row), "B"))] for r in range(20)
     ]
+
+
+def test_what_straddling_tiles_cost_is_told() -> None:
+    """Two ranks of 1024 rows in chunks of 256 taken in turn: a tile of 192 rows lies in two chunks; chunks of 384 hold two."""
+    causal = BoundaryVectors(2048, 2048, 1, 1, True)
+    turns = [0, 1] * 4
+    text = told(causal, world_size=2, chunk=256, assign=turns)
+    assert "tiles straddle chunks of 256 that lie apart; chunks of 384 hold whole tiles, with up to 1152 rows a rank" in text
+    found = kernel_tiles(causal, plan(causal, world_size=2, chunk=256, assign=turns))
+    assert found is not None
+    assert found.forward > 1.05
+    assert found.backward == 1
+    whole = kernel_tiles(causal, plan(causal, world_size=2, chunk=384, assign=[0, 1, 1, 0, 0, 1]))
+    assert whole is not None
+    assert (whole.forward, whole.backward) == (1, 1)
+    assert whole.keys == (1920 + 2048) / 2048  # rank 0 sees no key of chunk 5, rank 1 all
+    assert "straddle" not in told(causal, world_size=2, chunk=384, assign=[0, 1, 1, 0, 0, 1])
+    assert (
+        kernel_tiles(
+            BoundaryVectors(2048, 2048, 1, 1, False, ute=torch.full((1, 1, 2048), 2048, dtype=torch.int32)),
+            plan(causal, world_size=2),
+        )
+        is None
+    )
+    assert kernel_tiles(causal, plan(causal, world_size=2), head_dim=512) is None
+
+
+def test_reports_of_many_ranks_leave_out_what_takes_long() -> None:
+    """300 ranks of 8 chunks in a causal mask: half a million pairs of ranks and chunks."""
+    causal = BoundaryVectors(300 * 8 * 128, 300 * 8 * 128, 1, 1, True)
+    text = told(causal, world_size=300)
+    assert "never sent: " in text
+    assert "links, exchanges and predicted times are left out" in text
+    assert "predicted step" not in text
+    assert text.count("\n") < 330
+    short = told(docs([8192]), world_size=4000)  # 3 rows a rank, in two pieces each if contiguous: more than a plan holds
+    assert "\ncontiguous" not in short
+    assert "\nzigzag" in short
 
 
 def test_local_vectors_of_batches_heads_and_blocks() -> None:
