@@ -60,9 +60,9 @@ FEW_HEADS = 16
 SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
 LARGE = 8
-"""Ranks above which a round is so long that two are enough, and one for LPT."""
+"""Ranks above which a round is so long that one is enough but for HCC-IPO and the whole mask."""
 LONG = 16
-"""Ranks above which one round is enough: a call of the whole mask takes a tenth of a second to some seconds."""
+"""Ranks above which these have two: a call of the whole mask takes a tenth of a second to some seconds."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
 WHOLE = 1.005
@@ -249,10 +249,9 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
     v = spec.vectors(length, length)
     found = plans(spec, cell.world, ways, cell.rows)
     times: dict[str, Times] = {}
-    rounds = 1 if cell.world > LONG else min(rounds, 2) if cell.world > LARGE else rounds
-    taken = {way: rounds if p.imbalance < SETTLED else 1 for way, p in found.items()}
-    if "LPT" in taken:
-        taken["LPT"] = min(taken["LPT"], 1 if cell.world > LARGE else 2)
+    rounds = min(rounds, 2) if cell.world > LONG else rounds
+    taken = {way: 1 if p.imbalance > SETTLED or cell.world > LARGE else min(rounds, 2) for way, p in found.items()}
+    taken |= {BALANCED: rounds} if BALANCED in taken else {}
     if device is not None:
         whole = spec.vectors(length, length, device)
         jobs = {ALONE: Job(whole, rounds)}
