@@ -1,6 +1,6 @@
 """Figures in the documentation, from benchmarks/results/*.json: none is typed by hand, so none can drift.
 
-    python -m benchmarks.tables          put the present figures into README.md and docs/*.md
+    python -m benchmarks.tables          put the present figures into README.md, docs/*.md and docs/glance.svg
 
 A page holds places, `<!--NAME-->...<!--/-->`, in a line or on lines of their own; what stands between the marks is made by
 `PLACES[NAME]`, or says that it is not measured yet. Names with a colon take an argument: `<!--gain:causal-->`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import tables_kernels, tables_marks, tables_ranks
+from benchmarks import glance, tables_kernels, tables_marks, tables_ranks
 from benchmarks.records import ROOT, NoData, origin
 
 PLACE = re.compile(r"<!--([a-z_]+)(?::([^>]+))?-->(.*?)<!--/-->", re.DOTALL)
@@ -24,6 +24,7 @@ def main() -> int:
         if (now := fill(text)) != text:
             page.write_text(now, encoding="utf-8")
             print(page.relative_to(ROOT))
+    glance.FILE.write_text(glance.glance(), encoding="utf-8")
     return 0
 
 

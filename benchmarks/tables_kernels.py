@@ -17,6 +17,7 @@ ORDER = (YARDSTICK, "flashmask", "flex-flash", "fa4", "fa3", "cudnn", "magi")
 """Peers in the order of tables."""
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 """Of the whole table."""
+HEADLINE = (8192, 32768, 131072)
 
 
 Cells: TypeAlias = dict[str, dict[str, Row]]
@@ -147,6 +148,17 @@ def head_dims() -> str:
         raise NoData("attention", "other head dims")
     head = ["head dim", "mask", "maskc ms", "FlexAttention ms", "cudnn ms", "maskc TFLOP/s", "gain", "over cudnn"]
     return table(head, body)
+
+
+def headline() -> str:
+    """Gains at three lengths, and over how many masks."""
+    found = {n: g for n in HEADLINE if (g := gains(n))}
+    if not found:
+        raise NoData("attention")
+    counts = sorted({len(g) for g in found.values()})
+    masks = f"{counts[0]} masks" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} masks"
+    mean, tokens = (" / ".join(parts) for parts in ([f"{gmean(g.values()):.2f}" for g in found.values()], map(length, found)))
+    return f"**{mean} times as fast as FlexAttention at {tokens} tokens** (forward and backward, geometric mean of {masks})"
 
 
 def gain_at(head_dim: str) -> str:
@@ -368,6 +380,6 @@ def conformance_origin() -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    kernels, head_dims, gain, gain_at, gain_all, by_length, unmeasured, rounds, peers, peer_gain, peer_rate, rate, first_step,
-    new_mask, syncs, waits, schedulers, attention_origin, conformance, passed, failed, conformance_origin,
+    headline, kernels, head_dims, gain, gain_at, gain_all, by_length, unmeasured, rounds, peers, peer_gain, peer_rate, rate,
+    first_step, new_mask, syncs, waits, schedulers, attention_origin, conformance, passed, failed, conformance_origin,
 )  # fmt: skip

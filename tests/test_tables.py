@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import records, tables, tables_kernels
+from benchmarks import glance, records, tables, tables_kernels
 from tests.report.test_benchmarks import results
 
 RECORDS = sorted(records.RESULTS.glob("*.json"))
@@ -22,6 +22,12 @@ def test_figures_of(page: Path, request: pytest.FixtureRequest) -> None:
         page.write_text(tables.fill(text), encoding="utf-8")
     else:
         assert tables.fill(text) == text, f"{page.name} shows other figures: python -m benchmarks.tables"
+
+
+def test_the_picture_of_the_readme(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden"):
+        glance.FILE.write_text(glance.glance(), encoding="utf-8")
+    assert glance.FILE.read_text(encoding="utf-8") == glance.glance(), "docs/glance.svg is stale: python -m benchmarks.tables"
 
 
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda p: p.name)
@@ -75,6 +81,10 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
     ("name", "told"),
     [
         ("by_length", "| flex | 1.60 (1.50 to 1.70), 3 | 1.80 (1.70 to 1.90), 3 | 1.70 (1.50 to 1.90), 6 |"),
+        (
+            "headline",
+            "1.60 / 1.80 times as fast as FlexAttention at 8K / 32K tokens** (forward and backward, geometric mean of 3 masks)",
+        ),
         ("kernels:8192", "**1.598**"),
         ("kernels:8192", "| causal | 0.500 (0.508) | 4.00 / 10.00 | 6.00 / 15.00 |"),
         ("head_dims", "| 256 | geometric mean |  |  |  |  | **0.799** |  |"),
