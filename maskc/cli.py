@@ -387,7 +387,7 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--inputs", metavar="JSON", type=Path, required=True, help=f"data of one batch: {form}")
     parser.add_argument("--world", metavar="P", type=_positive, required=True, help="number of ranks")
     parser.add_argument("--nodes", metavar="N", type=_positive, default=1, help="number of machines they live on (default 1)")
-    parser.add_argument("--chunk", metavar="N", type=_positive, help="rows that move as a whole (default about 8 chunks a rank)")
+    parser.add_argument("--chunk", metavar="N", type=_positive, help="rows that move as a whole (default 4 or 8 chunks a rank)")
     orders = "balanced (default), contiguous, zigzag or zigzag-document"
     parser.add_argument("--order", metavar="NAME", default="balanced", help=f"how chunks are given to ranks: {orders}")
     parser.add_argument("--documents", metavar="INPUT", help="the segments input that zigzag-document goes by")
