@@ -26,7 +26,7 @@ ENVIRONMENT = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=LAST)
-    parser.add_argument("--match", default="", help="only cases whose name contains this")
+    parser.add_argument("--match", nargs="+", default=[""], metavar="TEXT", help="only cases whose name contains one of these")
     parser.add_argument("--every", type=int, default=1, help="every n-th case")
     parser.add_argument("--gpus", type=int, nargs="+", default=[0], help="numbers among the visible ones, to share the cases")
     parser.add_argument("--parallel", type=int, default=12, help="workers")
@@ -46,7 +46,7 @@ def main() -> int:
 
     suite = Suite(args.match, args.every, not args.no_special, last_seconds(LAST))
     about = {"device": "none", "gpus": len(args.gpus), "torch": torch.__version__, "digest": digest()}
-    if args.match or args.every > 1 or args.no_special:
+    if any(args.match) or args.every > 1 or args.no_special:
         about["selection"] = {"match": args.match, "every": args.every, "special": not args.no_special}
     record = Record(args.out, about, len(suite.jobs))
     print(compile_ahead(suite.sources(), deadline), flush=True)

@@ -127,6 +127,7 @@ class Pairing:
         self.links: dict[Executor, Loopback] = {}
         for executor in EXECUTORS:
             link = Loopback(p.keys, rank, self.plan.sources, shape, lends=self.plan.lends)
+            link.near = True  # in host memory, but so the kernel adds what has come
             self.links[executor] = link
             queues = CudaQueues(torch.device(DEVICE))
             given = (self.plan, p.keys, shape, link, queues, torch.device(DEVICE))

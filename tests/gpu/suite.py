@@ -31,15 +31,17 @@ def special_modules() -> dict[str, ModuleType]:
 
 
 class Suite:
-    """The selected cases. match: in a case's name; every: each n-th; special: beside the cover; seconds: of the last run."""
+    """The selected cases. match: parts of names; every: each n-th; special: beside the cover; seconds: of the last run."""
 
-    def __init__(self, match: str = "", every: int = 1, special: bool = True, seconds: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, match: Sequence[str] = ("",), every: int = 1, special: bool = True, seconds: Mapping[str, float] | None = None
+    ) -> None:
         modules = special_modules() if special else {}
         found: list[tuple[str, str, Callable[[], str], Case | None]] = []  # name, kind, run, case of the cover
         for kind, module in modules.items():
             found += [(f"special/{name}", kind, run, None) for name, run in module.special_cases()]
         found += [(case.name, "-".join(map(str, case.group)), partial(run_case, case), case) for case in all_cases()]
-        chosen = [one for one in found if match in one[0]][::every]
+        chosen = [one for one in found if any(text in one[0] for text in match)][::every]
         self.cover = [case for *_, case in chosen if case is not None]
         self.modules = [modules[kind] for kind in dict.fromkeys(kind for _, kind, _, case in chosen if case is None)]
         known = seconds or {}
