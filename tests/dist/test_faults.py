@@ -115,6 +115,19 @@ def other_scale(rank: int, group: Any) -> None:
     call(rank, group, [17, 23], scale=0.5 if rank == 0 else 0.25)
 
 
+def other_code(rank: int, group: Any) -> None:
+    if rank == 0:
+        maskc.__version__ = "0.0.0"  # each rank is a process of its own
+    call(rank, group, [17, 23])
+
+
+def other_dtype(rank: int, group: Any) -> None:
+    spec = maskc.compile("std:causal").bind(nq=16, nk=16)
+    p = plan(spec, group=group, chunk=4)
+    q, k, v, _, _ = (t.to(torch.float32 if rank == 0 else torch.float64) for t in tensors(Case(2, 16, 0)))
+    maskc.run(spec, *(p.shard(t, rank) for t in (q, k, v)), group, plan=p)
+
+
 @pytest.mark.parametrize(
     ("fault", "field"),
     [
@@ -124,6 +137,8 @@ def other_scale(rank: int, group: Any) -> None:
         (other_order, "the assignment of chunks"),
         (other_heads, "the key heads"),
         (other_scale, "the scale"),
+        (other_code, "the version of maskc"),
+        (other_dtype, "the dtype"),
     ],
 )
 def test_every_rank_names_the_field_that_differs(fault: Fault, field: str) -> None:
