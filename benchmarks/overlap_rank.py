@@ -18,7 +18,7 @@ from maskc.runtime.merge import merge
 from maskc.runtime.overlap import Gradients, Overlapped
 from maskc.runtime.overlap_kernels import backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut, OverlapPlan
-from maskc.runtime.protocol import Kind, Word
+from maskc.runtime.protocol import Kind, Word, last_value
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
 
@@ -62,7 +62,8 @@ class Beside(Overlapped):
             with self.queues.on("copy"):
                 self.transport.receive()
             for reader in self.transport.lends:
-                self.queues.put("copy", self.transport.address(Word("sent", self.plan.rank, reader)), self.epoch)
+                word = Word("sent", self.plan.rank, reader)
+                self.queues.put("copy", self.transport.address(word), last_value("sent", self.epoch))
         return made
 
 
@@ -108,7 +109,7 @@ class Rank:
 
     def _let(self, kind: Kind, epoch: int) -> None:
         for source in self.order.sources:
-            write_word(self.link.address(Word(kind, self.order.rank, source)), epoch)
+            write_word(self.link.address(Word(kind, self.order.rank, source)), last_value(kind, epoch))
 
     def attention(self, gated: bool = True, there: bool = True) -> tuple[Tensor, Tensor]:
         return self.rank.attend(self.local, self.q, self.scale, gated=gated, there=there, own=self._own["forward"])
@@ -138,7 +139,6 @@ class Rank:
 
     def own_keys(self, direction: str) -> None:
         """The way of own keys to where the gated kernel reads them."""
-        self.rank.offer(0, self.k, self.v)
         if self._own[direction] is None:
             self.rank.settle(self.k, self.v)
 

@@ -114,10 +114,13 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
     own_backward = over.in_place(k, v, backward_block(local, q, False))
     over.settle(k, v)  # for kernels that read own keys in the buffer
     dk, dv = torch.empty_like(k), torch.empty_like(v)
+    whole = over.whole(local, q, own_backward, (dk, dv), False, alone=True)
     made: list[Any] = []
 
     def backward(out: Tensor, lse: Tensor) -> None:
-        made[:] = [over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True, own=own_backward)]
+        made[:] = [
+            over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True, own=own_backward, whole=whole)
+        ]
 
     def pulls(cut: Cut) -> None:
         over.queues.follow("copy", "compute")

@@ -6,10 +6,12 @@ from maskc.codegen.render import CudaSource, render
 
 THREADS, LOADS = 512, 8
 """Threads of a CTA, and 16-byte loads that one has under way: eight CTAs have half a MiB, what a link needs to be full."""
-FILL_RUNS = 8
-"""Runs of rows that one launch of "fill" takes."""
+FILL_THREADS, FILL_RUNS, FILL_READERS = 768, 16, 7
+"""Of "fill": threads of a CTA, which takes a multiprocessor from attention and so has much under way; runs of rows that one
+launch takes, and ranks that it tells."""
 
 
 def exchange_source() -> CudaSource:
     """exchange.cu.j2: one source for every head dim, dtype and number of heads."""
-    return render("exchange.cu.j2", threads=THREADS, loads=LOADS, fill_runs=FILL_RUNS)
+    fill = {"fill_threads": FILL_THREADS, "fill_runs": FILL_RUNS, "fill_readers": FILL_READERS}
+    return render("exchange.cu.j2", threads=THREADS, loads=LOADS, **fill)

@@ -6,13 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from maskc.codegen.exchange import FILL_RUNS, THREADS, exchange_source
+from maskc.codegen.exchange import FILL_READERS, FILL_RUNS, FILL_THREADS, THREADS, exchange_source
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
 
@@ -23,6 +24,9 @@ _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SIZES = ("rows", "dim", "step", "first", "count", "which")
 _PIECE = np.dtype([*((n, np.int64) for n in ("out", "own")), *((n, np.int32) for n in _SIZES)])
 _PART = np.dtype([("into", np.uint64), ("source", np.uint64), ("bytes", np.int64)])
+_LENT = np.dtype([*((n, np.uint64) for n in ("dk", "dv")), ("head", np.int64), ("came", np.uint64)])
+LONE = 0xFFFF
+"""In place of a number of others: `LONE` of bwd/shared.cuh.j2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,23 @@ class SumTable:
         return cls(on_device[0], on_device[1], len(addends), max((a.rows * a.dim for a in addends), default=0))
 
 
-def sum_gradients(table: SumTable, own: Pair, out: Pair) -> None:
-    """Write own + parts to `out` on torch's current stream.
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Which sums an attention kernel has stored itself.
+
+    words: int32 [batch * heads, own key tiles], the epoch in which it has. own_tile: key tile of the first; tile_rows: keys
+    of one. rows: of the key buffer.
+    """
+
+    words: Tensor
+    epoch: int
+    own_tile: int
+    tile_rows: int
+    rows: int
+
+
+def sum_gradients(table: SumTable, own: Pair, out: Pair, added: Added | None = None) -> None:
+    """Write own + parts to `out` on torch's current stream, but where that is `added` already.
 
     own: (dK, dV), fp32 [splits, ...]. out: (dK, dV), dense, in fp32, bf16 or fp16.
     """
@@ -78,8 +97,35 @@ def sum_gradients(table: SumTable, own: Pair, out: Pair) -> None:
     for i in range(2):
         params.own[i], params.split_stride[i], params.out[i] = own[i].data_ptr(), strides[i], out[i].data_ptr()
     params.splits, params.kind = own[0].shape[0], _KINDS[out[0].dtype]
+    if added is not None:
+        params.added, params.tiles, params.epoch = added.words.data_ptr(), added.words.shape[1], added.epoch & 0xFFFFFFFF
+        params.own_tile, params.tile_rows, params.rows = added.own_tile, added.tile_rows, added.rows
+    else:
+        params.rows = 1
     blocks = max(1, min(-(-table.longest // (4 * THREADS)), 1024 // max(1, table.count)))
     launch(_kernel("sum_gradients"), (blocks, table.count, 1), THREADS, Arguments((), params), device=out[0].device)
+
+
+class Lent(NamedTuple):
+    """What another rank has of the gradients of a key tile: `Lent` of bwd/shared.cuh.j2."""
+
+    dk: int
+    dv: int
+    head: int
+    came: int
+
+
+def lent_table(tiles: Sequence[Sequence[Lent] | None], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(per tile the number of its first and how many << 16, all of them) for a gated backward; None: LONE."""
+    first: list[int] = []
+    rows: list[Lent] = []
+    for others in tiles:
+        first.append(LONE << 16 if others is None else len(rows) | len(others) << 16)
+        rows += others or ()
+    if len(rows) > 0xFFFF:
+        raise ValueError(f"{len(rows)} places of gradients from other ranks, at most {0xFFFF}")
+    table = np.array(rows or [Lent(0, 0, 0, 0)], _LENT)
+    return _on(device, np.array(first, np.uint32).view(np.uint8)), _on(device, table.view(np.uint8))
 
 
 def spoil(results: Sequence[Tensor], failed: int) -> None:
@@ -91,26 +137,43 @@ def spoil(results: Sequence[Tensor], failed: int) -> None:
     launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
 
 
-def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, started: tuple[int, int] | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Whom a fill of a source buffer tells what. It copies `parts` groups of heads one after another.
+
+    started: address of a word that becomes `epoch` once all CTAs run; those after it, 1 + parts, are zero and left zero.
+    ready: addresses of words that become `told` when the first part is in place, and one more with each further one.
+    """
+
+    started: int
+    epoch: int
+    parts: int
+    told: int
+    ready: tuple[int, ...]
+
+
+def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, offer: Offer | None = None) -> None:
     """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], by so many CTAs on torch's current stream.
 
-    runs: (row of `into`, rows of `own`). started: (address, epoch): the word there becomes the epoch once all CTAs run;
-    the word after it is zero and left zero.
+    runs: (row of `into`, rows of `own`).
     """
     params, width = _FillParams(), own[0].element_size()
     for i, (source, to) in enumerate(zip(own, into, strict=True)):
         params.source[i], params.into[i] = source.data_ptr(), to.data_ptr()
         params.batch_stride[i], params.row_stride[i], params.head_stride[i] = (source.stride(d) * width for d in range(3))
         params.into_head[i], params.units[i] = to.stride(0) * width, to.shape[3] * width // 16
-    params.batch, params.heads = own[0].shape[0], own[0].shape[2]
+    params.batch, params.heads, params.parts = own[0].shape[0], own[0].shape[2], 1
     for at in range(0, len(runs), FILL_RUNS):
         some = runs[at : at + FILL_RUNS]
         params.runs = len(some)
         for i, (place, rows) in enumerate(some):
             params.place[i], params.first[i], params.rows[i] = place, rows.start, rows.stop - rows.start
-        if started is not None and at + FILL_RUNS >= len(runs):
-            params.started, params.epoch = started[0], started[1] & 0xFFFFFFFF
-        launch(_kernel("fill"), (ctas, 1, 1), THREADS, Arguments((), params), device=into[0].device)
+        if offer is not None and at + FILL_RUNS >= len(runs):
+            params.started, params.epoch, params.told = offer.started, offer.epoch & 0xFFFFFFFF, offer.told & 0xFFFFFFFF
+            params.parts, params.readers = offer.parts, len(offer.ready)
+            for i, address in enumerate(offer.ready):
+                params.ready[i] = address
+        launch(_kernel("fill"), (ctas, 1, 1), FILL_THREADS, Arguments((), params), device=into[0].device)
 
 
 def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
@@ -169,7 +232,9 @@ class _SumParams(ctypes.Structure):
         ("own", _POINTER * 2),
         ("split_stride", ctypes.c_int64 * 2),
         ("out", _POINTER * 2),
-        *((name, ctypes.c_int32) for name in ("splits", "kind")),
+        ("added", _POINTER),
+        *((name, ctypes.c_int32) for name in ("splits", "kind", "rows", "own_tile", "tiles", "tile_rows")),
+        ("epoch", ctypes.c_uint32),
     ]
 
 
@@ -197,7 +262,9 @@ class _FillParams(ctypes.Structure):
         *((name, ctypes.c_int64 * 2) for name in ("batch_stride", "row_stride", "head_stride", "into_head")),
         ("units", ctypes.c_int32 * 2),
         *((name, ctypes.c_int32 * FILL_RUNS) for name in ("first", "place", "rows")),
-        *((name, ctypes.c_int32) for name in ("runs", "batch", "heads")),
+        *((name, ctypes.c_int32) for name in ("runs", "batch", "heads", "parts", "readers")),
         ("epoch", ctypes.c_uint32),
         ("started", _POINTER),
+        ("told", ctypes.c_uint32),
+        ("ready", _POINTER * FILL_READERS),
     ]

@@ -72,13 +72,15 @@ def backward_with(
     parts: bool = False,
     gate: GateTables | None = None,
     own: tuple[Tensor, Tensor] | None = None,
+    whole: tuple[Tensor, Tensor] | None = None,
     leave: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
     parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, Sk, D], to be summed over the splits. gate: for
     `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel. own: K and V
-    [B, rows, Hk, D] of the key tiles from `gate.own_tile` on. leave: multiprocessors that the main kernel does not use.
+    [B, rows, Hk, D] of the key tiles from `gate.own_tile` on. whole: where their dK and dV go that leave as whole gradients
+    (`gate.whole`), of q's dtype. leave: multiprocessors that the main kernel does not use.
     """
     assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
@@ -141,7 +143,8 @@ def backward_with(
     )
     loads = [tile_map(t, rows) for t, rows in ((q, spec.block_q), (dout, spec.block_q), (k, spec.block_kv), (val, spec.block_kv))]
     # Without 16-bit results the two store maps are never used; any valid map will do.
-    stores = [loads[2], loads[3]] if grads_f32 else [tile_map(t, 64) for t in (dk, dv)]
+    results = whole or ((dk, dv) if not grads_f32 else None)
+    stores = [tile_map(t, 64) for t in results] if results else [loads[2], loads[3]]
     kernels, device = _kernels(spec), q.device
     launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
     enqueue = partial(launch, device=device, overlap_previous=True)
@@ -367,6 +370,9 @@ class GateTables(ctypes.Structure):
         *((name, _POINTER) for name in ("items", "blocks", "tiles", "flags", "counts", "finished", "failed")),
         *((name, ctypes.c_uint32) for name in ("timeout", "epoch", "own", "foreign", "slots", "group_heads")),
         ("own_tile", _INT),
+        ("whole", _INT),
+        ("told", ctypes.c_uint32),
+        *((name, _POINTER) for name in ("lent", "others", "added")),
     ]
 
 

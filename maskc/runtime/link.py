@@ -27,7 +27,7 @@ from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm
 from maskc.runtime.comm import Peer
 from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
-from maskc.runtime.protocol import HALVES, Epochs, Kind, Word
+from maskc.runtime.protocol import HALVES, Epochs, Kind, Word, last_value
 from maskc.runtime.transport import CudaQueues, HostQueues, Queues, read_word, write_word
 from maskc.runtime.watch import Watch
 
@@ -98,9 +98,9 @@ class Link:
         """End every wait of this rank for a word of up to this epoch."""
         for kind in KINDS:
             for by in range(self.peer.world):
-                at = self.address(Word(kind, self.peer.rank, by))
-                if ctypes.c_int32(read_word(at) - epoch).value < 0:
-                    write_word(at, epoch)
+                at, end = self.address(Word(kind, self.peer.rank, by)), last_value(kind, epoch)
+                if ctypes.c_int32(read_word(at) - end).value < 0:
+                    write_word(at, end)
 
     def give_up(self) -> None:
         """Tell the others that this rank has ended its waits: what they wait for will not come."""

@@ -24,13 +24,15 @@ import torch
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
+from maskc.codegen.exchange import FILL_READERS
 from maskc.diagnostics import error
 from maskc.runtime import exchange, hopper
 from maskc.runtime.merge import Partial
-from maskc.runtime.overlap_kernels import Gradients, KeyBuffer, Lasting, backward_block, forward_block
+from maskc.runtime.overlap_kernels import Gradients, InPlace, KeyBuffer, Lasting, Whole, backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut
-from maskc.runtime.overlap_sum import GradientSum, lent_runs, over_splits
+from maskc.runtime.overlap_sum import lent_runs, over_splits
 from maskc.runtime.protocol import (
+    PARTS,
     Attend,
     Begin,
     Fill,
@@ -47,7 +49,9 @@ from maskc.runtime.protocol import (
     Word,
     backward_steps,
     call_steps,
+    part_heads,
     regrouped,
+    told,
 )
 from maskc.runtime.transport import Pair, head_major, read_word, write_word
 
@@ -56,9 +60,9 @@ STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
-OFFER_CTAS, MORE_OFFER_CTAS, MUCH = 32, 64, 64 << 20
-"""CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: few take the least of them
-in all; for more bytes than MUCH, which others wait for longer, as many as memory can serve."""
+OFFER_CTAS = 16
+"""CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: together some times as
+fast as a link, so that only the first part is waited for."""
 
 __all__ = ["COPY_CTAS", "OFFER_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
@@ -66,10 +70,6 @@ Result = TypeVar("Result")
 
 class Overlapped(KeyBuffer):
     """One rank of overlapped attention over one plan: its key buffer, used by one call after another."""
-
-    @cached_property
-    def sums(self) -> GradientSum:
-        return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
     @cached_property
     def _lent(self) -> tuple[exchange.Run, ...]:
@@ -131,6 +131,8 @@ class Overlapped(KeyBuffer):
         """
         gated = executor != "copy-then-attend"
         own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
+        dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
+        whole = self.whole(local, q, own, (dk, dv), deterministic)
         attend = partial(
             self.attend_backward,
             local,
@@ -142,22 +144,23 @@ class Overlapped(KeyBuffer):
             dlse=dlse,
             gated=gated,
             own=own,
+            whole=whole,
             deterministic=deterministic,
             leave=_left_free(executor),
         )
         variant = ("backward", hopper.mask_form(local), q.shape[3], q.dtype, deterministic)
 
         def tables() -> None:
-            self._backward_tables(local, q, deterministic)
+            self._backward_tables(local, q, deterministic, whole is not None)
             _ = self.sums.table
 
         self._prepare(local, variant, partial(attend, there=True), tables, executor)
         readers = self.readers if gather else None
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
-        dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         cut = self.backward_cut
-        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv))
-        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, gather, cut.together, self.transport.one_engine)
+        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), self._added(own, whole, turn.epoch))
+        how = gather, cut.together, self.transport.one_engine, whole is not None
+        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, *how)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -248,17 +251,20 @@ class Overlapped(KeyBuffer):
             case Wait(word, epoch):
                 queues.wait(stream, self.address(call.cut, word), epoch)
             case Put(word, epoch):
-                if not (by_kernel and word.kind == "flag"):
+                by_kernel = (by_kernel and word.kind == "flag") or (self.offers_by_kernel and word.kind == "ready")
+                if not by_kernel:
                     queues.put(stream, self.address(call.cut, word), epoch)
             case Begin():
                 queues.follow(stream, "compute")
                 if stream not in self._kept_on:
                     queues.keep(stream, (self.keys, self.values))
                     self._kept_on.add(stream)
-            case Fill(half, epoch):
-                started = self.address(call.cut, Word("offered", self.plan.rank, self.plan.rank)), epoch
-                if not self.offer(half, call.k, call.v, started):
-                    queues.put(stream, *started)
+            case Fill(half, epoch, part):
+                if not self.offers_by_kernel:
+                    self.offer_part(half, call.k, call.v, part)
+                    queues.put(stream, self.words.offered.data_ptr(), epoch)
+                elif part == 0:
+                    self.offer(half, call.k, call.v, epoch)
             case Settle():
                 self.settle(call.k, call.v, call.settled)
             case Pull(piece, _, half, _):
@@ -284,7 +290,7 @@ class Overlapped(KeyBuffer):
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None
-                self.add_up(result, call.grads)
+                self.add_up(result, call.grads, call.added)
             case _:
                 assert_never(op)
         return None
@@ -308,23 +314,39 @@ class Overlapped(KeyBuffer):
             self.transport.push(at.source, chunk, heads, (dk, dv))
             start = rows.stop
 
-    def add_up(self, made: Gradients, out: Pair) -> None:
+    def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
-        self.sums.add((made.dk, made.dv), out, self.words.failed.data_ptr())
+        self.sums.add((made.dk, made.dv), out, self.words.failed.data_ptr(), added)
 
-    def offer(self, half: int, k: Tensor, v: Tensor, started: tuple[int, int] | None = None) -> bool:
-        """Own keys to where other ranks copy them from; whether the word at `started` (address, epoch) tells of the start."""
-        readable = self.transport.own(half)
-        if readable is None:
-            return False
-        size = sum(rows.stop - rows.start for _, rows in self._lent) * sum(t[:, :1].numel() * t.element_size() for t in (k, v))
-        ctas = MORE_OFFER_CTAS if size > MUCH else OFFER_CTAS
-        return _laid((k, v), readable, self._lent, ctas, started)
+    def _added(self, own: InPlace | None, whole: Whole | None, epoch: int) -> exchange.Added | None:
+        """What the backward kernel adds up itself."""
+        if own is None or whole is None:
+            return None
+        return exchange.Added(whole.added, epoch, own.block, own.block_kv, self.plan.rows)
+
+    @cached_property
+    def offers_by_kernel(self) -> bool:
+        """Whether one kernel copies own keys to where other ranks copy them from, and tells of its start and of each part."""
+        few = 0 < len(self.readers) <= FILL_READERS
+        return self.device.type == "cuda" and few and self.transport.own(0) is not None
+
+    def offer(self, half: int, k: Tensor, v: Tensor, epoch: int) -> None:
+        """Enqueue that kernel on torch's current stream."""
+        readable, rank = self.transport.own(half), self.plan.rank
+        assert readable is not None
+        ready = tuple(self.transport.address(Word("ready", r, rank)) for r in self.readers)
+        offer = exchange.Offer(self.words.offered.data_ptr(), epoch, PARTS, told(epoch, 1), ready)
+        exchange.fill((hopper.addressable(k), hopper.addressable(v)), readable, self._lent, OFFER_CTAS, offer)
+
+    def offer_part(self, half: int, k: Tensor, v: Tensor, part: int) -> None:
+        """The same for a part, without telling of it."""
+        readable, heads = self.transport.own(half), part_heads(part, self.shape.heads)
+        if readable is not None and heads.start < heads.stop:
+            _laid((k[:, :, heads], v[:, :, heads]), (readable[0][heads], readable[1][heads]), self._lent)
 
     def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
         """Own keys to their places in the buffer; all that the rank sees, or some."""
-        runs = self._runs if runs is None else runs
-        _laid((k, v), (self.keys, self.values), runs, hopper.multiprocessors(self.device) if k.is_cuda else 0)
+        _laid((k, v), (self.keys, self.values), self._runs if runs is None else runs)
 
     # ---- places and tables
 
@@ -358,6 +380,7 @@ class _Call:
     v: Tensor
     settled: Sequence[exchange.Run]
     grads: Pair | None = None
+    added: exchange.Added | None = None
 
 
 _warm: set[tuple[object, ...]] = set()
@@ -374,14 +397,14 @@ def _left_free(executor: Executor) -> int:
     return COPY_CTAS if executor == "sm-copy" else 0
 
 
-def _laid(own: Pair, into: Pair, runs: Sequence[exchange.Run], ctas: int, started: tuple[int, int] | None = None) -> bool:
-    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D]; whether a kernel does it, which tells."""
+def _laid(own: Pair, into: Pair, runs: Sequence[exchange.Run]) -> None:
+    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], with the whole machine."""
     if not runs:
-        return False
+        return
     if own[0].device.type == "cuda":
-        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, runs, ctas, started)
-        return True
+        ctas = hopper.multiprocessors(own[0].device)
+        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, runs, ctas)
+        return
     for t, to in zip(own, into, strict=True):
         for start, rows in runs:
             to[:, start : start + rows.stop - rows.start] = head_major(t[:, rows])
-    return False

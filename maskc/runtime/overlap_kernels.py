@@ -16,12 +16,12 @@ from maskc.codegen.spec import GATE_SLOTS, KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import hopper, hopper_bwd, ops
-from maskc.runtime.exchange import Run
+from maskc.runtime.exchange import Run, lent_table
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
-from maskc.runtime.overlap_sum import own_runs
+from maskc.runtime.overlap_sum import GradientSum, own_runs
 from maskc.runtime.overlap_tables import (
     BackwardTables,
     Tables,
@@ -32,7 +32,7 @@ from maskc.runtime.overlap_tables import (
     expected_arrivals,
     gate_tables,
 )
-from maskc.runtime.protocol import Word
+from maskc.runtime.protocol import PARTS, Word, told
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, head_major
 
@@ -49,8 +49,9 @@ class Lasting:
 
     flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
     backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
-    no row sees are counted before their keys are there. offered: the epoch of the last kernel that offers own keys, and a
-    count of its CTAs. failed: in host memory, not zero once somebody gave up waiting.
+    no row sees are counted before their keys are there. offered: the epoch of the last kernel that offers own keys, and
+    counts of its CTAs, zero between kernels. came: parts of the gradients of own keys that readers have sent, of all epochs.
+    failed: in host memory, not zero once somebody gave up waiting.
     """
 
     flags: Tensor
@@ -58,6 +59,7 @@ class Lasting:
     counts: Tensor
     copied: Tensor
     offered: Tensor
+    came: Tensor
     failed: Tensor
 
     @classmethod
@@ -65,8 +67,9 @@ class Lasting:
         """Zeros; the device's are there for every stream once the current stream of the device is."""
         flags, finished, counts, copied = torch.zeros(4, max(1, words), dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32)
-        offered = torch.zeros(2, dtype=torch.int32, device=device)
-        return cls(flags, finished, counts, copied, offered, failed.pin_memory() if device.type == "cuda" else failed)
+        offered = torch.zeros(2 + PARTS, dtype=torch.int32, device=device)
+        came = torch.zeros(LENDERS, dtype=torch.int32, device=device)
+        return cls(flags, finished, counts, copied, offered, came, failed.pin_memory() if device.type == "cuda" else failed)
 
 
 class Gradients(NamedTuple):
@@ -77,17 +80,33 @@ class Gradients(NamedTuple):
     dv: Tensor
 
 
-class InPlace(NamedTuple):
-    """Own keys that a gated kernel reads where they are: K and V [B, rows, Hk, D] of the blocks from `block` on.
+class Whole(NamedTuple):
+    """Gradients of own keys that the kernel completes itself.
 
-    lead: (place in the buffer, rows of own keys) of those before, which lie in a block with keys of others.
+    results: dK and dV of `InPlace.pair`. lent: per tile what others have of them, tables of `exchange.lent_table`. added:
+    int32 [batch * heads, tiles], the epoch in which the kernel has completed them.
+    """
+
+    results: Pair
+    lent: tuple[Tensor, Tensor]
+    added: Tensor
+
+
+class InPlace(NamedTuple):
+    """Own keys that a gated kernel reads where they are: K and V [B, rows, Hk, D] of blocks of `block_kv` keys from `block` on.
+
+    rows: which they are. lead: (place in the buffer, rows) of those before, which lie in a block with keys of others.
     """
 
     block: int
+    block_kv: int
     pair: Pair
+    rows: slice
     lead: tuple[tuple[int, slice], ...]
 
 
+LENDERS = 64
+"""Ranks whose gradients a kernel adds; where there are more, it adds none."""
 NOWHERE = 1 << 30
 """First block of own keys where the kernel finds them in the buffer."""
 
@@ -132,6 +151,11 @@ class KeyBuffer:
         self.keys, self.values = shape.empty(plan.rows, device)
         self._runs = own_runs(plan, keys)
         self._places: dict[int, Pair] = {}
+        self._whole: dict[tuple[int, int, bool], tuple[tuple[Tensor, Tensor], Tensor]] = {}
+
+    @cached_property
+    def sums(self) -> GradientSum:
+        return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
     def _cut(self, chosen: tuple[int, int], groups: int | None) -> Cut:
         plan = joined(self.plan, self.layout, chosen[1]) if self.transport.joins else self.plan
@@ -199,10 +223,14 @@ class KeyBuffer:
         gated: bool,
         there: bool = False,
         own: InPlace | None = None,
+        whole: Whole | None = None,
         deterministic: bool = False,
         leave: int = 0,
     ) -> Gradients:
-        """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete."""
+        """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete.
+
+        whole: with `own`, where they complete gradients of own keys themselves.
+        """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
             self._report()
@@ -220,8 +248,10 @@ class KeyBuffer:
         run = partial(run, scale=scale, dtype=q.dtype, parts=True)
         if not gated:
             return Gradients(*run(spec))
-        gate = self._backward_gate(self._backward_tables(local, q, deterministic), there, own.block if own else NOWHERE)
-        return Gradients(*run(_gated(spec), gate=gate, own=own.pair if own else None, leave=leave))
+        tables = self._backward_tables(local, q, deterministic, whole is not None)
+        gate = self._backward_gate(tables, there, own.block if own else NOWHERE, whole)
+        run = partial(run, gate=gate, own=own.pair if own else None, whole=whole.results if whole else None, leave=leave)
+        return Gradients(*run(_gated(spec)))
 
     def in_place(self, k: Tensor, v: Tensor, block_kv: int) -> InPlace | None:
         """Own keys as kernels of such blocks can read them in k and v, which saves a copy of them; None where they cannot.
@@ -234,7 +264,30 @@ class KeyBuffer:
         if own.start >= own.stop:
             return None
         pair = hopper.addressable(k[:, own]), hopper.addressable(v[:, own])
-        return InPlace(block, pair, (lead,) if lead[1].start < lead[1].stop else ())
+        return InPlace(block, block_kv, pair, own, (lead,) if lead[1].start < lead[1].stop else ())
+
+    def whole(
+        self, local: BoundaryVectors, q: Tensor, own: InPlace | None, grads: Pair, deterministic: bool, alone: bool = False
+    ) -> Whole | None:
+        """Where a gated kernel can complete gradients of own keys, else None.
+
+        It can if it reads those in place, a CTA has all their heads, and what others have of them comes to this GPU. grads:
+        dK and dV [B, own rows, Hk, D], of q's dtype. alone: as if no other rank had a part in them.
+        """
+        if own is None or not self.transport.near or grads[0].dtype != q.dtype or len(self.plan.lends) > LENDERS:
+            return None
+        spec = _backward_spec(local, q, deterministic)
+        if hopper_bwd.split_heads(spec, local, q, self._buffer()[0])[0] > 1:
+            return None
+        key = own.block, own.block_kv, alone
+        if key not in self._whole:
+            came = [self.words.came.data_ptr() + 4 * i for i in range(len(self.plan.lends))]
+            tiles = self.sums.lent(own.block, own.block_kv, came)
+            table = lent_table([[] for _ in tiles] if alone else tiles, self.device)
+            added = torch.zeros(q.shape[0] * self.shape.heads, len(tiles), dtype=torch.int32, device=self.device)
+            self._whole[key] = table, added
+        dk, dv = (t[:, own.rows] for t in grads)
+        return Whole((dk, dv), *self._whole[key])
 
     # ---- places
 
@@ -258,6 +311,9 @@ class KeyBuffer:
                 return self.words.offered.data_ptr()
             case "flag":
                 return self.words.flags.data_ptr() + 4 * (cut.first + word.by)
+            case "came":
+                lenders = [reader for reader, _ in self.plan.lends]
+                return self.words.came.data_ptr() + 4 * lenders.index(word.by)
             case "finished":
                 return self.words.finished.data_ptr() + 4 * (cut.first + word.by)
             case _:
@@ -265,8 +321,11 @@ class KeyBuffer:
 
     # ---- tables, and what kernels do on the host
 
-    def _backward_gate(self, tables: BackwardTables, there: bool, own_tile: int = NOWHERE) -> hopper_bwd.GateTables:
+    def _backward_gate(
+        self, tables: BackwardTables, there: bool, own_tile: int = NOWHERE, whole: Whole | None = None
+    ) -> hopper_bwd.GateTables:
         words, cut = self.words, self.backward_cut
+        completed = [t.data_ptr() for t in (*whole.lent, whole.added)] if whole else [0, 0, 0]
         return hopper_bwd.GateTables(
             *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
             *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
@@ -277,6 +336,9 @@ class KeyBuffer:
             len(cut.plan.slots),
             cut.group_heads,
             own_tile,
+            whole is not None,
+            told(self.epoch, 0) & 0xFFFFFFFF,
+            *completed,
         )
 
     def _forward_tables(self, local: BoundaryVectors, q: Tensor) -> Tables:
@@ -286,13 +348,13 @@ class KeyBuffer:
         on = self._arrivals[0], hopper.multiprocessors(q.device), q.device
         return gate_tables(local, cut.plan, _forward_spec(local, q), *heads, *on)
 
-    def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> BackwardTables:
+    def _backward_tables(self, local: BoundaryVectors, q: Tensor, deterministic: bool, whole: bool = False) -> BackwardTables:
         _supported(local, q, *self._buffer())
         spec, cut = _backward_spec(local, q, deterministic), self.backward_cut
         split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
         units = Units(q.shape[0], q.shape[2], cut.heads, *split, cut.groups)
         on = self._arrivals[1], hopper.multiprocessors(q.device), q.device
-        return backward_tables(local, cut.plan, spec, units, *on, cut.first)
+        return backward_tables(local, cut.plan, spec, units, *on, cut.first, whole)
 
     @cached_property
     def _arrivals(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

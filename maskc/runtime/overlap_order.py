@@ -161,13 +161,15 @@ def backward_items(
     arrivals: Sequence[float],
     seconds: float,
     tail: int = 0,
+    lent: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint32]:
     """The order of the backward kernel's work items: key tile | unit << 16, a unit being what shares a head of keys.
 
     Keys of others arrive late, but their gradients leave early: each piece is taken as soon as it is expected, in the
     order of arrival. Own tiles fill the time before, and the rest of them come last. Among those, `group` units together
     (their rows stay in cache), then by falling work; the last `tail` units count as one group, for the kernel ends sooner
-    where its last items are short ones of many.
+    where its last items are short ones of many. Tiles that others see (`lent`) come after those that they do not, for
+    what others have of their gradients is on its way.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
     below are the rank's own. arrivals: seconds, by piece. seconds: that the whole GPU takes for a load of 1. Raises
@@ -179,7 +181,8 @@ def backward_items(
     stage = np.where(latest < own, -1, latest + first_piece[:, None])
     unit, tile = np.indices(load.shape)
     together = np.where(stage < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
-    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, together, stage)))
+    later = np.where(stage < 0, lent if lent is not None else False, False)
+    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, together, later, stage)))
     stages, packed, spent = stage.ravel()[order], (tile | unit << 16).ravel()[order], load.ravel()[order] * seconds
     mine = int((stages < 0).sum())
     ends = np.cumsum(spent[:mine])

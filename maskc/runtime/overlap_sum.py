@@ -5,7 +5,7 @@ One kernel adds them in fp32 and rounds once, so the result does not depend on w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -66,10 +66,13 @@ class GradientSum:
         self.plan, self.shape, self.transport, self.device = plan, shape, transport, device
         self.chunks, self.rows = own_chunks(plan, keys), keys.local_length(plan.rank)
 
-    def add(self, made: Pair, out: Pair, failed: int) -> None:
-        """Write dK and dV [B, own rows, Hk, D] on torch's current stream; NaN if the word at `failed` is set."""
+    def add(self, made: Pair, out: Pair, failed: int, added: exchange.Added | None = None) -> None:
+        """Write dK and dV [B, own rows, Hk, D] on torch's current stream; NaN if the word at `failed` is set.
+
+        added: what is written already.
+        """
         if self.device.type == "cuda":
-            exchange.sum_gradients(self.table, made, out)
+            exchange.sum_gradients(self.table, made, out, added)
             exchange.spoil(out, failed)
         else:
             self.add_on_host(made, out)
@@ -85,6 +88,29 @@ class GradientSum:
     def table(self) -> exchange.SumTable:
         """Made once; the host does not wait for it."""
         return exchange.SumTable.of(self.addends(), self.device)
+
+    def lent(self, block: int, block_kv: int, came: Sequence[int]) -> list[list[exchange.Lent] | None]:
+        """Per key tile from `block` on, what others have of its gradients, by rank; None where that does not lie in one piece.
+
+        came: address of the word of each reader, in the order of `plan.lends`.
+        """
+        words = dict(zip((r for r, _ in self.plan.lends), came, strict=True))
+        out: list[list[exchange.Lent] | None] = []
+        for start in range(block * block_kv, self.plan.rows, block_kv):
+            stop = min(start + block_kv, self.plan.rows)
+            over = [c for c in self.chunks if c.slot and c.slot.start < stop and start < c.slot.start + c.slot.rows]
+            if len(over) > 1:
+                out.append(None if any(c.readers for c in over) else [])
+                continue
+            chunk, _, slot, readers = over[0]
+            assert slot is not None
+            places = []
+            for reader in readers:
+                staged = self.transport.staged(reader, chunk)
+                at = [t.data_ptr() + (start - slot.start) * t.stride(2) * t.element_size() for t in staged]
+                places.append(exchange.Lent(at[0], at[1], staged[0].stride(1), words[reader]))
+            out.append(places)
+        return out
 
     def addends(self) -> list[exchange.Addend]:
         out = []

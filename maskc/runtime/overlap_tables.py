@@ -140,11 +140,12 @@ def backward_tables(
     processors: int,
     device: torch.device,
     first: int = 0,
+    whole: bool = False,
 ) -> BackwardTables:
     """Tables of a mask over the key buffer.
 
     arrivals: seconds after which each piece is expected. first: the kernel counts slots, and with them the words of
-    pieces, from this number on.
+    pieces, from this number on. whole: the kernel adds to gradients of own keys what others have of them.
     """
     _, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
@@ -159,7 +160,10 @@ def backward_tables(
         given = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
         near = hopper_bwd.heads_together(local.nq * spec.head_dim)
         group = near if load.size < hopper_bwd.FEW * processors else 1
-        items = backward_items(*given, group, arrivals, seconds, tail=2 * near)
+        read = {c for _, chunks in plan.lends for c in chunks}
+        lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
+        later = lent[np.minimum(ranges[:, 1], plan.own)] if whole else None
+        items = backward_items(*given, group, arrivals, seconds, 2 * near, later)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
     return BackwardTables(_on(device, items), _on(device, _packed(ranges + first)), _on(device, tiles))

@@ -4,15 +4,17 @@ Ranks agree through 32-bit words that only grow; nothing is ever reset. An epoch
 call of a link:
 
     offered[rank][rank]     the kernel that fills the source buffer has its place on the machine
-    ready[reader][source]   the source's keys of this epoch can be read
+    ready[reader][source]   so many parts of the source's keys can be read, of all epochs: PARTS a call
     done[source][reader]    the reader has copied what it needs of this epoch
     flag[rank][piece]       the piece of this epoch lies in the rank's key buffer
     finished[rank][piece]   backward: the kernel has written the last gradient of the piece
-    sent[owner][reader]     backward: all gradients of the reader lie in the owner's staging
+    sent[owner][reader]     backward: so many parts of the reader's gradients lie in the owner's staging, as in "ready"
+    came[owner][reader]     backward: the same, where the owner's kernel looks
     free[reader][owner]     backward: the owner has added them up, the staging may be written again
 
 A piece is what one copy brings: a group of heads of a key chunk. All chunks of the first heads come first, so that work
-on these heads can start when a part of all keys is there, however much of them a row sees.
+on these heads can start when a part of all keys is there, however much of them a row sees. A part is what a rank tells of
+at a time: as nearly as heads allow an eighth of them (PARTS), of all chunks, the first heads first.
 
 Own keys are copied for others beside the attention kernel, by a few CTAs. That kernel takes every multiprocessor and
 waits for others in turn, so it starts once those CTAs are on the machine: else both sides of a pair might wait for ever.
@@ -24,14 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
+from maskc.codegen.spec_bwd import GRAD_PARTS
 from maskc.runtime.overlap_plan import OverlapPlan
 
 HALVES = 2
 """Epochs whose keys lie in a source buffer at a time."""
+PARTS = GRAD_PARTS
+"""Of all heads, in which keys become ready and gradients are sent."""
 Stream: TypeAlias = Literal["compute", "offer", "copy", "send"]
-Kind: TypeAlias = Literal["offered", "ready", "done", "flag", "finished", "sent", "free"]
+Kind: TypeAlias = Literal["offered", "ready", "done", "flag", "finished", "sent", "came", "free"]
 
 
 class Word(NamedTuple):
@@ -40,6 +46,21 @@ class Word(NamedTuple):
     kind: Kind
     holder: int
     by: int
+
+
+def told(epoch: int, parts: int, of: int = PARTS) -> int:
+    """What a word that counts parts ("ready", "sent", "came") says when so many of an epoch's are there."""
+    return (epoch - 1) * of + parts
+
+
+def last_value(kind: Kind, epoch: int) -> int:
+    """What a word says at the end of an epoch."""
+    return told(epoch, PARTS) if kind in ("ready", "sent", "came") else epoch
+
+
+def part_heads(part: int, heads: int, of: int = PARTS) -> slice:
+    """Heads of a part; none where there are more parts than heads."""
+    return slice(part * heads // of, (part + 1) * heads // of)
 
 
 # ---------------------------------------------------------------- operations
@@ -68,10 +89,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Own keys and values to a half of the source buffer; while it runs, "offered" of the rank becomes the epoch."""
+    """A part of own keys and values to a half of the source buffer; in the first, "offered" of the rank becomes the epoch.
+
+    One kernel does all parts of a call, and tells of each.
+    """
 
     half: int
     epoch: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +108,27 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A piece from a half of its source's buffer to the rank's key buffer."""
+    """A piece from a half of its source's buffer to the rank's key buffer. parts: which its heads are in, [first, end)."""
 
     piece: int
     source: int
     half: int
     epoch: int
+    parts: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Attend:
     """The kernel; it waits itself for the flag of each of `pieces` before it reads the piece.
 
-    finishes: pieces whose gradients it completes, in about this order, each with its "finished" word.
+    finishes: pieces whose gradients it completes, in about this order, each with its "finished" word. adds: readers whose
+    gradients of own keys it adds as far as "came" tells of them.
     """
 
     pieces: tuple[int, ...]
     epoch: int
     finishes: tuple[int, ...] = ()
+    adds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +195,13 @@ class Epochs:
 # ---------------------------------------------------------------- what a call enqueues
 
 
-def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1) -> tuple[Step, ...]:
+def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, parts: int = PARTS) -> tuple[Step, ...]:
     """Everything a forward call enqueues, in the order of enqueueing.
 
     readers: the ranks that copy from this one. groups: of heads, the pieces of a chunk. The kernel comes last: all it
     waits for is enqueued before it.
     """
-    return (*_gather(plan, readers, turn, groups), ("compute", Attend(plan.pieces(groups), turn.epoch)))
+    return (*_gather(plan, readers, turn, groups, parts), ("compute", Attend(plan.pieces(groups), turn.epoch)))
 
 
 def backward_steps(
@@ -184,6 +212,8 @@ def backward_steps(
     gather: bool = True,
     together: int = 1,
     keys_first: bool = False,
+    adds: bool = False,
+    parts: int = PARTS,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
@@ -191,27 +221,33 @@ def backward_steps(
     for one must not hold up the keys of the next call. gather: keys are copied again, else those of others are in the
     buffer; own ones may have been read in place.
     together: groups of heads that leave in one copy, a divisor of `groups`. keys_first: nothing leaves before the last key
-    has come, which otherwise waits for its turn on the one copy engine there is.
+    has come, which otherwise waits for its turn on the one copy engine there is. adds: the kernel itself adds what has
+    come of the gradients of own keys; the stream of copies, which is done by then, tells it.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
-    steps: list[Step] = list(_gather(plan, readers, turn, groups)) if gather else [("compute", Settle(epoch))]
-    steps.append(("compute", Attend(foreign if gather else (), epoch, foreign)))
+    lenders = tuple(reader for reader, _ in plan.lends)
+    steps: list[Step] = list(_gather(plan, readers, turn, groups, parts)) if gather else [("compute", Settle(epoch))]
+    steps.append(("compute", Attend(foreign if gather else (), epoch, foreign, lenders if adds else ())))
     pushed = dict(turn.pushed)
     count = len(plan.slots)
     leaving = [p for p in foreign if p // count % together == 0]
-    last = {plan.slot_of(piece).source: piece for piece in leaving}
+    last = {(plan.slot_of(piece).source, piece // count): piece for piece in leaving}
     if keys_first and gather and foreign:
         steps.append(("send", Wait(Word("flag", rank, foreign[-1]), epoch)))
     for piece in leaving:
-        owner = plan.slot_of(piece).source
+        owner, group = plan.slot_of(piece).source, piece // count
         steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
         if owner in pushed:
             steps.append(("send", Wait(Word("free", rank, owner), pushed.pop(owner))))
         steps.append(("send", Push(piece, owner, epoch, together)))
-        if last[owner] == piece:
-            steps.append(("send", Put(Word("sent", owner, rank), epoch)))
-    lenders = tuple(reader for reader, _ in plan.lends)
-    steps += [("compute", Wait(Word("sent", rank, r), epoch)) for r in lenders]
+        gone = (group + together) * parts // groups
+        if last[owner, group] == piece and gone > group * parts // groups:
+            steps.append(("send", Put(Word("sent", owner, rank), told(epoch, gone, parts))))
+    if adds:
+        for part, reader in product(range(parts), lenders):
+            value = told(epoch, part + 1, parts)
+            steps += [("copy", Wait(Word("sent", rank, reader), value)), ("copy", Put(Word("came", rank, reader), value))]
+    steps += [("compute", Wait(Word("sent", rank, r), told(epoch, parts, parts))) for r in lenders]
     steps.append(("compute", Sum(lenders, epoch)))
     steps += [("compute", Put(Word("free", r, rank), epoch)) for r in lenders]
     return tuple(steps)
@@ -219,34 +255,44 @@ def backward_steps(
 
 def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The same call with its copies and flags in one piece, as a kernel makes them: all waits before, all "done" after."""
-    copies = [s for s in steps if s[0] == "copy" and not isinstance(s[1], Begin)]
+    copies = [s for s in steps if _of_copies(s)]
 
     def phase(step: Step) -> int:
         op = step[1]
         return 0 if isinstance(op, Wait) else 2 if isinstance(op, Put) and op.word.kind == "done" else 1
 
     ordered = iter(sorted(copies, key=phase))
-    return tuple(next(ordered) if s[0] == "copy" and not isinstance(s[1], Begin) else s for s in steps)
+    return tuple(next(ordered) if _of_copies(s) else s for s in steps)
 
 
-def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int) -> Iterable[Step]:
+def _of_copies(step: Step) -> bool:
+    stream, op = step
+    after = isinstance(op, Wait | Put) and op.word.kind in ("sent", "came")
+    return stream == "copy" and not isinstance(op, Begin) and not after
+
+
+def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, parts: int) -> Iterable[Step]:
     """Own keys to their places, and the copies of others behind each other, with a flag after each."""
     rank, half, epoch = plan.rank, turn.half, turn.epoch
     steps: list[Step] = [("copy", Begin())] if plan.pulls else []
     steps += [("offer", Wait(Word("done", rank, r), late)) for r, late in turn.late]
     if readers:
-        steps += [("offer", Begin()), ("offer", Fill(half, epoch))]
-        steps += [("offer", Put(Word("ready", r, rank), epoch)) for r in readers]
+        steps.append(("offer", Begin()))
+        for part in range(parts):
+            steps.append(("offer", Fill(half, epoch, part)))
+            steps += [("offer", Put(Word("ready", r, rank), told(epoch, part + 1, parts))) for r in readers]
         steps.append(("compute", Wait(Word("offered", rank, rank), epoch)))
     steps.append(("compute", Settle(epoch)))
-    waited: set[int] = set()
+    waited: dict[int, int] = {}
+    count = len(plan.slots)
     last = {plan.slot_of(piece).source: piece for piece in plan.pieces(groups)}
     for piece in plan.pieces(groups):
-        source = plan.slot_of(piece).source
-        if source not in waited:
-            waited.add(source)
-            steps.append(("copy", Wait(Word("ready", rank, source), epoch)))
-        steps.append(("copy", Pull(piece, source, half, epoch)))
+        source, group = plan.slot_of(piece).source, piece // count
+        within = group * parts // groups, -(-(group + 1) * parts // groups)
+        if within[1] > waited.get(source, 0):
+            waited[source] = within[1]
+            steps.append(("copy", Wait(Word("ready", rank, source), told(epoch, within[1], parts))))
+        steps.append(("copy", Pull(piece, source, half, epoch, within)))
         steps.append(("copy", Put(Word("flag", rank, piece), epoch)))
         if last[source] == piece:
             steps.append(("copy", Put(Word("done", source, rank), epoch)))

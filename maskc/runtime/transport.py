@@ -23,7 +23,7 @@ from maskc.diagnostics import error
 from maskc.runtime import driver_api
 from maskc.runtime.layout import Layout
 from maskc.runtime.merge import accumulator
-from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word
+from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word, last_value
 
 Pair = tuple[Tensor, Tensor]
 """(K, V) [Hk, rows, B, D] and [Hk, rows, B, Dv]: rows of a head are one piece of memory. Of gradients, (dK, dV)
@@ -237,10 +237,12 @@ class Transport(Protocol):
     keys, too.
     one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys
     have come, for which the kernel waits.
+    near: whether what `staged` names lies on this GPU, so that its kernels may read it as they go.
     """
 
     joins: bool
     one_engine: bool
+    near: bool
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         """Count a call, see `Epochs.begin`."""
@@ -293,6 +295,7 @@ class Loopback:
 
     joins = True
     one_engine = False
+    near = False
 
     def __init__(
         self,
@@ -367,7 +370,7 @@ class Loopback:
         for peer in self._index:
             for kind, mine in _LOOPED:
                 if mine:
-                    write_word(self.address(Word(kind, self.rank, peer)), epoch)
+                    write_word(self.address(Word(kind, self.rank, peer)), last_value(kind, epoch))
 
     def _copy(self, into: Tensor, source: Tensor) -> None:
         for _ in range(self.slowness):
@@ -383,7 +386,7 @@ class Loopback:
         self._expect(Word("done", rank, self.rank), epoch - HALVES, timeout)
         if fill is not None:
             fill(self._halves[rank][epoch % len(self._halves[rank])])
-        write_word(self.address(Word("ready", self.rank, rank)), epoch)
+        write_word(self.address(Word("ready", self.rank, rank)), last_value("ready", epoch))
 
     def post_gradients(
         self, reader: int, epoch: int, fill: Callable[[int, Pair], object], last: int = 0, timeout: float = 10.0
@@ -392,7 +395,7 @@ class Loopback:
         self._expect(Word("free", reader, self.rank), last, timeout)
         for chunk in self.lends[reader]:
             fill(chunk, self.staged(reader, chunk))
-        write_word(self.address(Word("sent", self.rank, reader)), epoch)
+        write_word(self.address(Word("sent", self.rank, reader)), last_value("sent", epoch))
 
     def pushed(self, chunk: int) -> Pair:
         """What this rank pushed of a chunk last."""
@@ -409,7 +412,7 @@ class Loopback:
 
     def _expect(self, word: Word, epoch: int, timeout: float) -> None:
         address, deadline = self.address(word), time.monotonic() + timeout
-        while epoch > 0 and read_word(address) < epoch:
+        while epoch > 0 and read_word(address) < last_value(word.kind, epoch):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank {word.by} did not say {word.kind} of epoch {epoch} in {timeout} s")
             time.sleep(1e-5)

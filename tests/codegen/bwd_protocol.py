@@ -27,14 +27,22 @@ class Block:
 
 @dataclass(frozen=True)
 class Item:
-    """A key tile with the blocks that see it. dead: it has keys that no row sees."""
+    """A key tile with the blocks that see it. dead: it has keys that no row sees.
+
+    own: in a gated kernel, of the rank's own keys; then `whole`: it leaves as whole gradients.
+    """
 
     blocks: tuple[Block, ...]
     dead: bool = False
+    own: bool = False
+    whole: bool = False
 
 
 class Kernel(Cta):
-    """One CTA that is dealt `items`. broken: names of steps that are left out, for tests of this model."""
+    """One CTA that is dealt `items`. staged: gradients leave through shared memory, of a gated kernel those that are whole.
+
+    broken: names of steps that are left out, for tests of this model.
+    """
 
     def __init__(self, spec: BackwardSpec, items: tuple[Item, ...], *, staged: bool = True, broken: str = "") -> None:
         super().__init__(spec.barriers, broken)
@@ -162,7 +170,9 @@ class Kernel(Cta):
             yield named["grads_full", 0].sync(32)
             k_slot = tiles % spec.k_slots
             tiles += 1
-            staged = [*self.keys("k", k_slot), *self.staged_dv()] if self.staged else []
+            if spec.gated and self.items[n].own:
+                self.memory.read(("whole", n & 1), n)
+            staged = [*self.keys("k", k_slot), *self.staged_dv()] if self.leaves_staged(n) else []
             for place in staged:
                 self.memory.begin_read(place, ("grads", n))
             if not self.does("wait until dK is read"):
@@ -176,6 +186,9 @@ class Kernel(Cta):
 
         hand_back()
         yield from self.each_item(use)
+
+    def leaves_staged(self, n: int) -> bool:
+        return self.items[n].own and self.items[n].whole if self.spec.gated else self.staged
 
     def staged_dv(self) -> list[Part]:
         return self.keys("v", 0) if self.spec.wide else [("dq", w, part) for w in range(2) for part in range(4)]
@@ -281,8 +294,14 @@ class Kernel(Cta):
             yield from self.take(n + 1)  # the next bounds
             if spec.dq_reducer:
                 yield named["dq_empty", w].sync(32)
-            if self.staged:
+            if spec.gated and item.own:
+                if mine == 0:
+                    memory.write(("whole", n & 1), n)
                 yield from exchange("exchange before gradients")
+                memory.read(("whole", n & 1), n)
+            if self.leaves_staged(n):
+                if not spec.gated:
+                    yield from exchange("exchange before gradients")
                 memory.write(("k", k_slot, mine), ("grads", n))
                 memory.write(("v", 0, mine) if spec.wide else ("dq", w, warp), ("grads", n))
             named["grads_full", 0].arrive(32)

@@ -33,6 +33,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 struct uint4 { u32 x, y, z, w; };
+struct float2 { float x, y; };
 struct Index { u32 x; };
 [[maybe_unused]] static Index threadIdx, blockIdx, gridDim;
 #define DEVICE inline

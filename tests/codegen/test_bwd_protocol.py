@@ -34,9 +34,11 @@ def dealt(spec: BackwardSpec, rng: random.Random) -> tuple[Item, ...]:
         rests = rng.choice((None, None, 0, 1)) if spec.halves else None
         return Block(rests, rng.random() < 0.3, rests is None and rng.random() < 0.5)
 
-    return tuple(
-        Item(tuple(block() for _ in range(rng.choice((0, 1, 1, 2, 3, 5)))), rng.random() < 0.3) for _ in range(rng.randrange(5))
-    )
+    def item() -> Item:
+        blocks = tuple(block() for _ in range(rng.choice((0, 1, 1, 2, 3, 5))))
+        return Item(blocks, rng.random() < 0.3, *(spec.gated and rng.random() < 0.6 for _ in range(2)))
+
+    return tuple(item() for _ in range(rng.randrange(5)))
 
 
 def run(spec: BackwardSpec, seed: int, broken: str = "") -> set[str]:
@@ -68,6 +70,7 @@ def test_no_interleaving_breaks_the_kernel(name: str) -> None:
         ("document-128", "exchange of cleared keys"),
         ("document-128", "exchange before gradients"),
         ("document-256", "exchange before gradients"),
+        ("document-128-gated", "exchange before gradients"),
         ("one-k", "wait until dK is read"),
     ],
 )

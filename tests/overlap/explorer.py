@@ -16,7 +16,23 @@ from functools import cached_property
 from typing import Any, NamedTuple, assert_never
 
 from maskc.runtime.overlap_plan import OverlapPlan
-from maskc.runtime.protocol import HALVES, Attend, Begin, Fill, Operation, Pull, Push, Put, Settle, Step, Stream, Sum, Wait, Word
+from maskc.runtime.protocol import (
+    HALVES,
+    Attend,
+    Begin,
+    Fill,
+    Operation,
+    Pull,
+    Push,
+    Put,
+    Settle,
+    Step,
+    Stream,
+    Sum,
+    Wait,
+    Word,
+    told,
+)
 
 TORN = -1
 STREAMS: tuple[Stream, ...] = ("compute", "offer", "copy", "send")
@@ -36,7 +52,7 @@ class At(NamedTuple):
 class State(NamedTuple):
     at: tuple[tuple[At, ...], ...]
     words: tuple[int, ...]
-    sources: tuple[tuple[int, ...], ...]  # [rank][half]: the epoch whose keys lie there
+    sources: tuple[tuple[int, ...], ...]  # [rank][half, part]: the epoch whose keys lie there
     buffers: tuple[tuple[int, ...], ...]  # [rank][piece]
     made: tuple[tuple[int, ...], ...]  # [rank][piece]: the epoch whose gradients the rank's kernel has completed
     staged: tuple[tuple[int, ...], ...]  # [rank][piece]: the epoch whose gradients lie in the staging of the chunk's owner
@@ -91,13 +107,18 @@ class Explorer:
         return State(
             ((At(0, 0),) * len(STREAMS),) * ranks,
             (0,) * len(self.index),
-            ((0,) * HALVES,) * ranks,
+            ((0,) * HALVES * self.parts,) * ranks,
             empty,
             empty,
             empty,
             False,
             (False,) * ranks,
         )
+
+    @cached_property
+    def parts(self) -> int:
+        """In which keys are offered."""
+        return 1 + max((op.part for program in self.programs for _, op in program if isinstance(op, Fill)), default=0)
 
     @cached_property
     def index(self) -> dict[Word, int]:
@@ -108,7 +129,8 @@ class Explorer:
         gated = {Word("flag", rank, slot) for rank, op in kernels for slot in op.pieces}
         reported = {Word("finished", rank, slot) for rank, op in kernels for slot in op.finishes}
         offered = {Word("offered", rank, rank) for rank, op in operations if isinstance(op, Fill)}
-        return {word: i for i, word in enumerate(sorted(named | gated | reported | offered))}
+        added = {Word("came", rank, reader) for rank, op in kernels for reader in op.adds}
+        return {word: i for i, word in enumerate(sorted(named | gated | reported | offered | added))}
 
     def _queue(self, rank: int, stream: int) -> list[tuple[int, Operation]]:
         return [(i, op) for i, (name, op) in enumerate(self.programs[rank]) if name == STREAMS[stream]]
@@ -171,19 +193,21 @@ class Explorer:
                 before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][0])
                 if state.at[rank][0].done >= before:
                     yield Move(complete, True, True)
-            case Fill(half, epoch):
-                if at.phase == 0 and self._attending(state, rank):
+            case Fill(half, epoch, part):
+                if at.phase == 0 and part == 0 and self._attending(state, rank):
                     return
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
                 words = _with(state.words, self.index[Word("offered", rank, rank)], epoch)
-                sources = _with(state.sources, rank, _with(state.sources[rank], half, value))
+                sources = _with(state.sources, rank, _with(state.sources[rank], half * self.parts + part, value))
                 yield Move(then._replace(sources=sources, words=words), False)
             case Settle():
                 yield Move(complete, True, True)
-            case Pull(slot, source, half, epoch):
-                found = state.sources[source][half]
-                if found != epoch and not stopped:
-                    raise Violation(f"rank {rank} copies epoch {found} of rank {source} instead of {epoch} (phase {at.phase})")
+            case Pull(slot, source, half, epoch, parts):
+                for part in range(*parts):
+                    found = state.sources[source][half * self.parts + part]
+                    if found != epoch and not stopped:
+                        what = f"epoch {found} of rank {source} instead of {epoch} (phase {at.phase})"
+                        raise Violation(f"rank {rank} copies {what}")
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
                 yield Move(then._replace(buffers=_with(state.buffers, rank, _with(state.buffers[rank], slot, value))), False)
             case Attend():
@@ -193,11 +217,9 @@ class Explorer:
                     raise Violation(f"rank {rank} pushes gradients of epoch {found} instead of {epoch}")
                 value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
                 yield Move(then._replace(staged=_with(state.staged, rank, _with(state.staged[rank], slot, value))), False)
-            case Sum(_, epoch):
-                for reader, pushed in enumerate(self.programs):
-                    for slot in {x.piece for _, x in pushed if isinstance(x, Push) and (x.owner, x.epoch) == (rank, epoch)}:
-                        if (found := state.staged[reader][slot]) != epoch and not stopped:
-                            raise Violation(f"rank {rank} adds up epoch {found} of rank {reader} instead of {epoch}")
+            case Sum(readers, epoch):
+                for reader in () if stopped else readers:
+                    self._added_up(state, rank, reader, epoch)
                 yield Move(onward if at.phase == 0 else complete, False)
             case _:
                 assert_never(op)
@@ -205,11 +227,12 @@ class Explorer:
     def _kernel_moves(
         self, state: State, rank: int, kernel: Attend, phase: int, onward: State, complete: State
     ) -> Iterator[Move]:
-        """Start, then per piece gate, read, and report where the kernel reports it; then what is left to report."""
+        """Start, then per piece gate, read, and report where the kernel reports it; then what is left to report, and to add."""
         work = [("start", -1)]
         for slot in kernel.pieces:
             work += [("gate", slot), ("read", slot), *([("report", slot)] if slot in kernel.finishes else [])]
         work += [("report", slot) for slot in kernel.finishes if slot not in kernel.pieces]
+        work += [("add", reader) for reader in kernel.adds]
         then = complete if phase == len(work) - 1 else onward
         what, slot = work[phase]
         stopped = state.stopped[rank]
@@ -227,6 +250,16 @@ class Explorer:
                 words = _with(state.words, self.index[Word("finished", rank, slot)], kernel.epoch)
                 made = _with(state.made, rank, _with(state.made[rank], slot, kernel.epoch))
                 yield Move(then._replace(words=words, made=made), False)
+            case "add":
+                if self._word(state, Word("came", rank, slot)) >= told(kernel.epoch, self.parts, self.parts) and not stopped:
+                    self._added_up(state, rank, slot, kernel.epoch)
+                yield Move(then, False)
+
+    def _added_up(self, state: State, rank: int, reader: int, epoch: int) -> None:
+        pushed = (op for _, op in self.programs[reader] if isinstance(op, Push))
+        for slot in {op.piece for op in pushed if (op.owner, op.epoch) == (rank, epoch)}:
+            if (found := state.staged[reader][slot]) != epoch:
+                raise Violation(f"rank {rank} adds up epoch {found} of rank {reader} instead of {epoch}")
 
     def _attending(self, state: State, rank: int) -> bool:
         at, queue = state.at[rank][0], self.queues[rank][0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ import torch
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
-from maskc.runtime import exchange
+from maskc.runtime import exchange, hopper_bwd
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import COPY_CTAS, Overlapped
 from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
 from maskc.runtime.plan import plan
+from maskc.runtime.protocol import PARTS, told
 from maskc.runtime.transport import HostQueues, KeyShape, Loopback
 from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 from tests.dist.cases import Case, vectors
@@ -34,10 +37,13 @@ inline void __syncthreads() {{}}
 inline u32 count_up(u32* p) {{ return ++*p; }}
 inline void store_release_system(u32* p, u32 v) {{ *p = v; }}
 inline uint4 load_uncached(const u8* p) {{ return *reinterpret_cast<const uint4*>(p); }}
+inline float2 load_uncached_f2(const float* p) {{ return {{p[0], p[1]}}; }}
 inline bool arrived(const u32*, u32, u32, u32, u32*) {{ return true; }}
+inline bool reached(const u32* word, u32 epoch) {{ return static_cast<int>(*word - epoch) >= 0; }}
+constexpr int BLOCK_KV = {block_kv}, HEAD_DIM = {head_dim};
 {tables}
-struct Params {{ int batch, splits; GateTables gate; }};
-struct Work {{ int tile, kv_head; }};
+struct Params {{ int batch, splits, hk, nk, kv_blocks; GateTables gate; }};
+struct Work {{ int tile, kv_head, batch, unit; }};
 {gate}
 {copies}
 // What one CTA does for one piece.
@@ -47,7 +53,17 @@ extern "C" void copy_piece(CopyParams p, int cta, int ctas, int piece) {{
   copy_chunks(p);
 }}
 extern "C" void finish(const GateTables* gate, int batch, int splits, int tile, int kv_head) {{
-  tile_finished(Params{{batch, splits, *gate}}, Work{{tile, kv_head}});
+  tile_finished(Params{{batch, splits, 0, 0, 0, *gate}}, Work{{tile, kv_head, 0, 0}});
+}}
+// dK and dV of a lane's two keys, [columns / 8][key][2] each, in the way of the registers; 0: they are left to the sum.
+extern "C" int complete(const GateTables* gate, int hk, int nk, int tile, int batch, int kv_head, int key_row, int column,
+                        float* dk, float* dv) {{
+  const Params p{{1, 1, hk, nk, (nk + BLOCK_KV - 1) / BLOCK_KV, *gate}};
+  const Work work{{tile, kv_head, batch, batch * hk + kv_head}};
+  if (!may_be_whole(p.gate, work) || !decide_whole(p, work)) return 0;
+  constexpr int N = HEAD_DIM / 2;
+  add_others<N>(p, work, key_row, column, *reinterpret_cast<float(*)[N]>(dk), *reinterpret_cast<float(*)[N]>(dv));
+  return 1;
 }}
 """
 
@@ -56,11 +72,13 @@ extern "C" void finish(const GateTables* gate, int batch, int splits, int tile, 
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     headers, exchange_text = dict(SPEC.source().headers), exchange_source().text
     shared = headers["bwd/shared.cuh"]
-    tables = shared[shared.index("struct GateTables") :]
+    tables = shared[shared.index("struct Lent {") : shared.index("struct Params {")]
     gate, copies = map(in_one_text, (headers["bwd/gate.cuh"], exchange_text[exchange_text.index("struct Part {") :]))
-    text = ONE_THREAD + _AROUND.format(tables=tables[: tables.index("\n};") + 4], gate=gate, copies=copies)
+    sizes = {"block_kv": SPEC.block_kv, "head_dim": SPEC.head_dim}
+    text = ONE_THREAD + _AROUND.format(tables=tables, gate=gate, copies=copies, **sizes)
     made = compile_on_host(text, tmp_path_factory.mktemp("counts"))
     made.finish.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 4]
+    made.complete.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 7, *[ctypes.c_void_p] * 2]
     made.copy_piece.argtypes = [exchange._CopyParams, *[ctypes.c_int] * 3]
     return made
 
@@ -129,3 +147,58 @@ def test_two_kernels_that_count_side_by_side(library: ctypes.CDLL, launched: lis
         at = cut.plan.slot_of(piece)
         there = link.readable(at.source, epoch % 2, at.chunk, cut.heads_of(piece), at.rows)
         assert all(torch.equal(a, b) for a, b in zip(rank._place(cut, piece), there, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gradients_that_leave_as_a_whole(library: ctypes.CDLL, seed: int) -> None:
+    """Random masks, sizes of chunks, and times of arrival, lane by lane, against the sum on the host; the rest is left to it."""
+    rng, epoch, heads, batch, dim = random.Random(seed), 3, (1, 2, 3, 8, 16)[seed % 5], 1 + seed % 2, SPEC.head_dim
+    v = vectors(Case(3, 1500, seed, "lts", heads=(4, 2, 1)))
+    p = plan(v, world_size=3, chunk=(128, 256, 100)[seed % 3])
+    order = overlap_plan(p, 1)
+    shape = KeyShape(batch, heads, dim, dim, torch.float32)
+    link = Loopback(p.keys, 1, order.sources, shape, pinned=False, lends=order.lends)
+    sums = GradientSum(order, p.keys, shape, link, CPU)
+    staged = {(r, c): link.staged(r, c) for r, chunks in order.lends for c in chunks}
+    for pair in staged.values():
+        for t in pair:
+            t.normal_()
+    block = order.slots[order.own - 1].start // SPEC.block_kv + 1 if order.own else 0
+    came = torch.tensor([told(epoch, rng.choice((0, 3, PARTS))) for _ in order.lends], dtype=torch.int32)
+    tiles = sums.lent(block, SPEC.block_kv, [came.data_ptr() + 4 * i for i in range(len(came))])
+    first, others = exchange.lent_table(tiles, CPU)
+    added = torch.zeros(batch * heads, len(tiles), dtype=torch.int32)
+    given = [t.data_ptr() for t in (first, others, added)]
+    gate = hopper_bwd.GateTables(*([0] * 13), block, 1, told(epoch, 0), *given)
+    gate.epoch = epoch
+    own = [torch.randn(1, batch, heads, order.rows, dim) for _ in range(2)]
+    rows = p.keys.local_length(1)
+    want = [torch.zeros(batch, rows, heads, dim) for _ in range(2)]
+    sums.add_on_host((own[0], own[1]), (want[0], want[1]))
+    in_result = {c.slot.start + i: c.rows.start + i for c in sums.chunks if c.slot for i in range(c.slot.rows)}
+    for (tile, lent), b, h in product(enumerate(tiles, block), range(batch), range(heads)):
+        expected = lent is not None and all(
+            came[[r for r, _ in order.lends].index(reader)] >= told(epoch, -(-(h + 1) * PARTS // heads))
+            for reader in readers_of_tile(sums, tile)
+        )
+        lanes = [(16 * warp + lane // 4, lane % 4 * 2) for warp in range(8) for lane in range(32)]
+        for row, column in rng.sample(lanes, 6):
+            keys = [tile * SPEC.block_kv + row + 8 * r for r in range(2)]
+            grads = [torch.zeros(dim // 8, 2, 2) for _ in range(2)]
+            for which, (r, key) in product(range(2), enumerate(keys)):
+                if key < order.rows:
+                    grads[which][:, r] = own[which][0, b, h, key].view(-1, 8)[:, column : column + 2]
+            sizes = heads, order.rows, tile, b, h, row, column
+            whole = library.complete(ctypes.byref(gate), *sizes, *(t.data_ptr() for t in grads))
+            assert whole == expected
+            assert (added[b * heads + h, tile - block] == epoch) == expected
+            for which, (r, key) in product(range(2), enumerate(keys)):
+                if whole and key < order.rows:
+                    right = want[which][b, in_result[key], h].view(-1, 8)[:, column : column + 2]
+                    assert torch.equal(grads[which][:, r], right)
+
+
+def readers_of_tile(sums: GradientSum, tile: int) -> set[int]:
+    start, stop = tile * SPEC.block_kv, (tile + 1) * SPEC.block_kv
+    over = (c for c in sums.chunks if c.slot and c.slot.start < stop and start < c.slot.start + c.slot.rows)
+    return {r for c in over for r in c.readers}

@@ -8,19 +8,20 @@ import random
 import pytest
 import torch
 
-from maskc.codegen.exchange import FILL_RUNS, THREADS, exchange_source
+from maskc.codegen.exchange import FILL_RUNS, exchange_source
 from maskc.runtime import exchange
 from maskc.runtime.transport import head_major
 from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 
 _AROUND = """
-constexpr int THREADS = {threads}, LOADS = 3;
+constexpr int LOADS = 3;
+inline void __syncthreads() {{}}
 inline u32 count_up(u32* p) {{ return ++*p; }}
 inline void store_release_system(u32* p, u32 v) {{ *p = v; }}
 {text}
 extern "C" void run(FillParams p, int cta, int ctas) {{
   blockIdx.x = cta, gridDim.x = ctas;
-  for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) fill(p);
+  for (threadIdx.x = 0; threadIdx.x < FILL_THREADS; ++threadIdx.x) fill(p);
 }}
 """
 
@@ -28,8 +29,8 @@ extern "C" void run(FillParams p, int cta, int ctas) {{
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     whole = exchange_source().text
-    text = in_one_text(whole[whole.index("constexpr int RUNS") : whole.index("// ---- copy_chunks")])
-    made = compile_on_host(ONE_THREAD + _AROUND.format(threads=THREADS, text=text), tmp_path_factory.mktemp("fill"))
+    text = in_one_text(whole[whole.index("constexpr int FILL_THREADS") : whole.index("// ---- copy_chunks")])
+    made = compile_on_host(ONE_THREAD + _AROUND.format(text=text), tmp_path_factory.mktemp("fill"))
     made.run.argtypes = [exchange._FillParams, ctypes.c_int, ctypes.c_int]
     return made
 
@@ -55,7 +56,10 @@ def test_rows_go_where_they_should_and_nowhere_else(library: ctypes.CDLL, monkey
     for t, to in zip(own, wanted, strict=True):
         for place, taken in runs:
             to[:, place : place + taken.stop - taken.start] = head_major(t[:, taken])
-    words, told = torch.tensor([6, 0], dtype=torch.int32), []
+    parts, readers = rng.choice((1, 8)), rng.choice((0, 1, 7))
+    words, told = torch.tensor([6, *(0 for _ in range(1 + parts))], dtype=torch.int32), []
+    ready = torch.full((readers + 1,), 40, dtype=torch.int32)
+    offer = exchange.Offer(words.data_ptr(), 7, parts, 49, tuple(t.data_ptr() for t in ready[:readers]))
 
     def launch(kernel: str, grid: tuple[int, ...], threads: int, given: object, device: torch.device) -> None:
         for cta in range(grid[0]):
@@ -64,7 +68,8 @@ def test_rows_go_where_they_should_and_nowhere_else(library: ctypes.CDLL, monkey
 
     monkeypatch.setattr(exchange, "_kernel", lambda name: name)
     monkeypatch.setattr(exchange, "launch", launch)
-    exchange.fill((own[0], own[1]), (into[0], into[1]), runs, ctas, (words.data_ptr(), 7))
+    exchange.fill((own[0], own[1]), (into[0], into[1]), runs, ctas, offer)
     assert all(torch.equal(a, b) for a, b in zip(into, wanted, strict=True))
-    assert words.tolist() == [7, 0]
+    assert words.tolist() == [7, *(0 for _ in range(1 + parts))]
+    assert ready.tolist() == [48 + parts] * readers + [40]
     assert set(told) == {6}, "the word tells of the last launch, once its last CTA runs"

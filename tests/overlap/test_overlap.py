@@ -26,7 +26,7 @@ from maskc.runtime.overlap_kernels import by_blocks
 from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.protocol import Epochs, Turn, Word
+from maskc.runtime.protocol import Epochs, Turn, Word, last_value
 from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, push_chunks, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 from tests.overlap.explorer import readers_of
@@ -221,7 +221,7 @@ def test_stopping_ends_the_waits_of_streams() -> None:
     running.epoch = 7
     running.stop()
     assert running.words.failed.item() == STOPPED - (1 << 32)
-    HostQueues().wait("copy", made.links[0].address(Word("ready", 0, 1)), 7)
+    HostQueues().wait("copy", made.links[0].address(Word("ready", 0, 1)), last_value("ready", 7))
 
 
 def test_a_source_half_is_not_overwritten_before_it_was_copied() -> None:
@@ -273,7 +273,7 @@ def test_own_keys_in_place_begin_with_a_block(block: int, start: int, rows: slic
 class Shared:
     """Every rank's source halves and words in one process: the transport of rank `rank`."""
 
-    joins = one_engine = False
+    joins = one_engine = near = False
 
     def __init__(
         self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout, staging: dict[tuple[int, int], Pair]

@@ -51,31 +51,31 @@ CASES = {
 QUEUES = pytest.mark.parametrize("one_queue", [False, True], ids=["many queues", "one queue"])
 
 
-CALLS = {"forward": "fff", "backward": "bbb", "training": "fb", "with kept keys": "fkfk", "one engine": "oo"}
-"""f: forward, b: backward, o: with one copy engine, k: backward over the keys of the call before."""
+CALLS = {"forward": "fff", "backward": "bbb", "training": "fb", "with kept keys": "fkfk", "one engine": "oo", "adds": "aa"}
+"""f: forward, b: backward, o: with one copy engine, k: backward over the keys of the call before, a: its kernel adds."""
 
 
-def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int) -> Program:
-    """r: forward, copies by a kernel."""
+def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int, parts: int = 1) -> Program:
+    """r: forward, copies by a kernel. parts: in which keys are offered and gradients sent."""
     epochs, readers = Epochs(), readers_of(made, p.rank)
     owners = dict.fromkeys(s.source for s in p.pulls)
     steps: Program = []
     for call in calls:
         match call:
             case "f":
-                steps += call_steps(p, readers, epochs.begin(readers), groups)
+                steps += call_steps(p, readers, epochs.begin(readers), groups, parts)
             case "r":
-                steps += regrouped(call_steps(p, readers, epochs.begin(readers), groups))
+                steps += regrouped(call_steps(p, readers, epochs.begin(readers), groups, parts))
             case _:
-                gather = call in "bo"
+                gather = call in "boa"
                 turn = epochs.begin(readers if gather else None, owners)
-                steps += backward_steps(p, readers, turn, groups, gather, keys_first=call == "o")
+                steps += backward_steps(p, readers, turn, groups, gather, 1, call == "o", call == "a", parts)
     return steps
 
 
-def programs(case: str, calls: str = "fff", groups: Sequence[int] = (1, 1, 1)) -> list[Program]:
+def programs(case: str, calls: str = "fff", groups: Sequence[int] = (1, 1, 1), parts: int = 1) -> list[Program]:
     """groups: of heads, by rank; they need not agree."""
-    return [program(CASES[case], p, calls, g) for p, g in zip(CASES[case], groups, strict=False)]
+    return [program(CASES[case], p, calls, g, parts) for p, g in zip(CASES[case], groups, strict=False)]
 
 
 EXPLORED = [
@@ -98,6 +98,16 @@ def test_no_interleaving_waits_for_ever_or_reads_what_is_not_there(case: str, ca
 def test_groups_of_heads(calls: str, groups: Sequence[int], one_queue: bool) -> None:
     assert Explorer(programs("two ranks, a chunk each", calls, groups), one_queue).explore() > 10
     assert Explorer(programs("causal pair: nobody copies from rank 1", calls, groups), one_queue).explore() > 10
+
+
+@QUEUES
+@pytest.mark.parametrize("groups", [(2, 2), (1, 2), (3, 1)])
+@pytest.mark.parametrize("calls", ["ff", "a"])
+def test_keys_offered_and_gradients_sent_in_parts(calls: str, groups: Sequence[int], one_queue: bool) -> None:
+    """Pieces need not end where parts do."""
+    assert Explorer(programs("causal pair: nobody copies from rank 1", calls, groups, parts=2), one_queue).explore() > 10
+    if one_queue or calls == "a":
+        assert Explorer(programs("two ranks, a chunk each", calls, groups, parts=2), one_queue).explore() > 10
 
 
 @QUEUES

@@ -22,6 +22,12 @@ DEVICE uint4 load_uncached(const u8* p) {
   return v;
 }
 
+DEVICE float2 load_uncached_f2(const float* p) {
+  float2 v;
+  asm volatile("ld.relaxed.sys.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
+  return v;
+}
+
 // Adds one and returns the sum; orders what this thread, and what it was told of, wrote before what follows elsewhere.
 DEVICE u32 count_up(u32* p) {
   u32 before;
