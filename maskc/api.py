@@ -86,8 +86,9 @@ def run(
             the GPU is no Hopper one.
 
     Returns:
-        out [B, Sq, Hq, Dv] in q's dtype, 0 in rows that see nothing; with `return_lse` also lse [B, Hq, Sq] (packed
-        [Hq, T]), the natural log of the sum of exponentials, fp32 (fp64 for fp64), -inf in those rows.
+        out [B, Sq, Hq, Dv] in q's dtype (under `torch.autocast` in its), 0 in rows that see nothing; with `return_lse`
+        also lse [B, Hq, Sq] (packed [Hq, T]), the natural log of the sum of exponentials, fp32 (fp64 for fp64), -inf in
+        those rows.
 
     Raises:
         MaskcTypeError: an argument that `run` does not have (M501) or of the wrong type (M510, M511).

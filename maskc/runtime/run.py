@@ -79,6 +79,7 @@ def run(
     packed = isinstance(q, Tensor) and q.ndim == 3
     if packed:
         q, k, v = (x[None] if isinstance(x, Tensor) and x.ndim == 3 else x for x in (q, k, v))
+    q, k, v = _autocast(q, k, v)
     if group is not None and _world_size(group) > 1:
         shared = {"plan": plan, "strategy": strategy, "scale": scale, "deterministic": deterministic, "backend": backend}
         out, lse = _attend_together(spec, q, k, v, group, shared)
@@ -161,6 +162,18 @@ def check_keywords(given: Iterable[str], inputs: Iterable[str]) -> None:
             wrong.append(Diagnostic("M501", f"maskc.run has no keyword `{name}`", help=hint))
     if wrong:
         raise MaskcTypeError(wrong)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under `torch.autocast` its dtype, as for SDPA: whatever is not fp64 is cast."""
+    kind = q.device.type if isinstance(q, Tensor) else ""
+    if kind not in ops.BY_DEVICE or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    q, k, v = (
+        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)
+    )
+    return q, k, v
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -58,6 +58,22 @@ def test_results_and_defaults() -> None:
     torch.testing.assert_close(scaled, attend(dense(), q, k, v, 0.5)[0])
 
 
+def test_autocast_casts_as_for_sdpa() -> None:
+    """Rotary embeddings leave q and k in fp32 beside a v in bf16; fp64 stays what it is."""
+    q, k, v = (x.float().requires_grad_() for x in operands())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = maskc.run(spec(), q, k, v.bfloat16())
+        sdpa = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
+        exact = maskc.run(spec(), *operands())
+    assert out.dtype == sdpa.dtype == torch.bfloat16
+    assert exact.dtype == torch.float64
+    assert torch.equal(out, maskc.run(spec(), *(x.bfloat16() for x in (q, k, v))))
+    out.float().sum().backward()
+    assert all(x.grad is not None and x.grad.dtype == torch.float32 for x in (q, k, v))
+    with pytest.raises(maskc.MaskcError, match="M505"):
+        maskc.run(spec(), q, k, v.bfloat16())
+
+
 def test_packed_tensors() -> None:
     q, k, v = operands(batch=1)
     out, lse = maskc.run(spec(), q, k, v, return_lse=True)
