@@ -131,6 +131,8 @@ def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
         ways["heap"] = assigned(p, greedy(loads, p.world), "heap")
         ways["LPT"] = assigned(p, balance(loads, p.world, pairs=False), "LPT")
         ways["HCC-IPO"] = assigned(p, balance(loads, p.world, Effort()), "HCC-IPO")
+        if p.nodes == 1 < p.world <= WIDE:
+            ways["epsilon=.01"] = plan(spec, world_size=p.world, epsilon=0.01, chunk=p.rows.chunk, **shared)  # type: ignore[arg-type]
     if p.order in ("balanced", "given") and p.method not in ("HCC-IPO",):
         ways["this plan"] = p
     lines = ["order       imbalance  busiest rank receives  all ranks receive"]
