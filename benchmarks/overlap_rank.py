@@ -37,10 +37,14 @@ class Link(Loopback):
     def staged(self, reader: int, chunk: int) -> Pair:
         return self.here[reader, chunk]
 
-    def pushed(self, chunk: int) -> Pair:
+    def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         """One piece of memory for all of them: nobody reads it."""
-        k, v = (t[:, :, : self.keys.size_of(chunk)] for t in self.left)
-        return k, v
+        rows = grads[0].shape[2]
+        if rows > self.left[0].shape[2]:
+            self.left = self.shape.gradients(rows, "cpu", self.pinned)
+        for there, mine in zip(self.left, grads, strict=True):
+            for to, part in zip(there[:, heads, :rows], mine, strict=True):
+                self._copy(to, part)
 
     def receive(self) -> None:
         """The gradients of others, on torch's current stream."""

@@ -26,7 +26,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, visit_order
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Epochs, Turn, Word
-from maskc.runtime.transport import KeyShape, Pair, copy, push_chunks
+from maskc.runtime.transport import KeyShape, Pair, by_chunk, copy
 
 Kind: TypeAlias = Literal["host", "peer"]
 READY = 1 << 30
@@ -104,6 +104,7 @@ class Link:
 
     joins = True
     one_engine = False
+    near = False
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
@@ -157,13 +158,15 @@ class Link:
         return None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        self._copied(chunk, self._left(chunk, heads), [t[0] for t in grads])
-        if chunk == self._last_push and heads.stop == self.memory.shape.heads:
+        pushed = dict(by_chunk(self.keys, chunk, grads[0].shape[2]))
+        for c, rows in pushed.items():
+            self._copied(c, self._left(c, heads), [t[0, :, rows] for t in grads])
+        if self._last_push in pushed and heads.stop == self.memory.shape.heads:
             for c in self.part.carried:
                 self._copied(c, self._left(c, slice(None)), [t[0, :, : self.keys.size_of(c)] for t in self._outgoing])
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
-        push_chunks(self, self.keys, owner, chunk, heads, rows, grads)
+        self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """The same for every reader."""

@@ -60,6 +60,9 @@ STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
+SUM_PROCESSORS = 4
+"""Multiprocessors that a gated backward leaves free where the query heads of a key head are dealt to several CTAs: their parts of
+the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends."""
 OFFER_CTAS = 16
 """CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: together some times as
 fast as a link, so that only the first part is waited for."""
@@ -131,6 +134,7 @@ class Overlapped(KeyBuffer):
         """
         gated = executor != "copy-then-attend"
         own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
+        summed = SUM_PROCESSORS if gated and self.splits(local, q, deterministic) > 1 else 0
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         whole = self.whole(local, q, own, (dk, dv), deterministic)
         attend = partial(
@@ -146,7 +150,7 @@ class Overlapped(KeyBuffer):
             own=own,
             whole=whole,
             deterministic=deterministic,
-            leave=_left_free(executor),
+            leave=max(summed, _left_free(executor)),
         )
         variant = ("backward", hopper.mask_form(local), q.shape[3], q.dtype, deterministic)
 
@@ -307,12 +311,8 @@ class Overlapped(KeyBuffer):
             rows = slice(at.start, at.start + at.rows)
             self.transport.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             return
-        start = at.start
-        for chunk in at.chunks:
-            rows = slice(start, start + self.layout.size_of(chunk))
-            dk, dv = (over_splits(t[:, :, heads, rows]) for t in (made.dk, made.dv))
-            self.transport.push(at.source, chunk, heads, (dk, dv))
-            start = rows.stop
+        dk, dv = (over_splits(t[:, :, heads, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
+        self.transport.push(at.source, at.chunk, heads, (dk, dv))
 
     def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -23,6 +24,7 @@ from maskc.runtime.merge import Partial, accumulator, empty
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
 from maskc.runtime.overlap_sum import GradientSum, own_runs
 from maskc.runtime.overlap_tables import (
+    ROW_TILE,
     BackwardTables,
     Tables,
     Units,
@@ -143,7 +145,8 @@ class KeyBuffer:
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.readers = tuple(readers)
         row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
-        self.forward_cut = self._cut(choose_pieces(plan, shape.heads, row_bytes, rate), groups)
+        tiles = plan.queries * shape.batch / ROW_TILE / hopper.multiprocessors(device) if device.type == "cuda" else math.inf
+        self.forward_cut = self._cut(choose_pieces(plan, shape.heads, row_bytes, rate, tiles or math.inf), groups)
         back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate), groups)
         together = _together(back.plan, back.groups, shape.batch)
         self.backward_cut = replace(back, together=together, first=self.forward_cut.words)
@@ -252,6 +255,12 @@ class KeyBuffer:
         gate = self._backward_gate(tables, there, own.block if own else NOWHERE, whole)
         run = partial(run, gate=gate, own=own.pair if own else None, whole=whole.results if whole else None, leave=leave)
         return Gradients(*run(_gated(spec)))
+
+    def splits(self, local: BoundaryVectors, q: Tensor, deterministic: bool = False) -> int:
+        """How many CTAs of a backward kernel share the query heads of a key head; 1 where there is no kernel."""
+        if q.device.type != "cuda" or not (local.nq and self.plan.rows):
+            return 1
+        return hopper_bwd.split_heads(_backward_spec(local, q, deterministic), local, q, self._buffer()[0])[0]
 
     def in_place(self, k: Tensor, v: Tensor, block_kv: int) -> InPlace | None:
         """Own keys as kernels of such blocks can read them in k and v, which saves a copy of them; None where they cannot.

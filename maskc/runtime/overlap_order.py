@@ -1,10 +1,15 @@
-"""In which order kernels take their work while keys arrive and gradients leave. Pure integers and planned seconds."""
+"""In which order kernels take their work while keys arrive and gradients leave. Pure integers and planned seconds.
+
+Both directions are lists by a planned clock: whenever a multiprocessor is free, it takes the first item, in the order that
+one would have without copies, that can go through without waiting; if there is none, the one that can do so soonest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,192 +17,169 @@ from numpy.typing import NDArray
 ITEM_LIMIT = 1 << 16
 """Row tiles, key tiles, and heads times batch items, must stay below this: an item is packed into 32 bits."""
 
-
-def latest_slots(seen: NDArray[np.bool_], block_slots: NDArray[np.int64], own: int) -> NDArray[np.int64]:
-    """[masks, Q blocks]: the last slot that a row tile waits for; own - 1 where it needs nothing but own chunks.
-
-    seen: [masks, Q blocks, KV blocks], the tiles that are not SKIP.
-    """
-    newest = block_slots[:, 1] if len(block_slots) else np.zeros(seen.shape[2], dtype=np.int64)
-    latest = np.where(seen, newest, -1).max(axis=2, initial=-1)
-    waits: NDArray[np.int64] = np.maximum(latest, own - 1).astype(np.int64)
-    return waits
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
     """How heads are dealt: `heads` of q, for batch items; a group of heads of keys is copied together.
 
-    first_piece: [heads], the number of the group times that of slots. own: slots below are the rank's own.
+    first_piece: [heads], the number of the group times that of slots.
     """
 
     heads: int
     batch: int
-    first_piece: NDArray[np.int64]
-    own: int
+    first_piece: Ints
 
 
-def head_groups(heads: int, heads_kv: int, groups: int, slots: int) -> NDArray[np.int64]:
+def head_groups(heads: int, heads_kv: int, groups: int, slots: int) -> Ints:
     """[heads]: the first piece of the group that the keys of each query head are in."""
     kv_head = np.arange(heads, dtype=np.int64) // (heads // heads_kv)
     return kv_head // (heads_kv // groups) * slots
 
 
-def masks_of_heads(dealt: Heads, masks: int, masked_batches: bool) -> NDArray[np.int64]:
+def masks_of_heads(dealt: Heads, masks: int, masked_batches: bool) -> Ints:
     """[batch items * heads]: the mask of each; there are `masks`: (batch items if masked_batches) times mask heads."""
     mask_heads = masks // dealt.batch if masked_batches else masks
     which = np.arange(dealt.heads * dealt.batch, dtype=np.int64)
     item = which // dealt.heads * mask_heads if masked_batches else 0
-    of: NDArray[np.int64] = item + which % dealt.heads // (dealt.heads // mask_heads)
+    of: Ints = item + which % dealt.heads // (dealt.heads // mask_heads)
     return of
 
 
-def work_items(
-    latest: NDArray[np.int64],
-    work: NDArray[np.int64],
-    dealt: Heads,
-    masked_batches: bool,
-    group: int,
-    *,
-    last_by_work: bool = False,
-) -> NDArray[np.uint32]:
-    """The order of a kernel's work items: Q block | (batch item * heads + head) << 16.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Work items of a kernel, as they would go without copies.
 
-    Row tiles whose last piece comes first go first, so that nobody takes a tile of the last piece while others could
-    run; among equals, `group` heads together (their keys stay in cache), then by falling work. last_by_work: of the heads
-    that come last, tiles go by falling work alone: where the kernel waits for copies anyway, it then ends sooner.
-
-    latest, work: [masks, Q blocks], masks being (batch items if masked_batches) times mask heads. Raises ValueError
-    beyond ITEM_LIMIT.
+    packed: uint32 [items]. ready: seconds from which each can be worked through without waiting. spent: seconds that one
+    multiprocessor takes.
     """
-    stage, load, block, of = _dealt(latest, work, dealt, masked_batches)
-    if last_by_work:
-        stage = np.minimum(stage, max(dealt.own, int(dealt.first_piece.max(initial=0))))
-    order = np.lexsort((of, block, -load, of // group, stage))
-    return (block[order] | of[order] << 16).astype(np.uint32)
+
+    packed: NDArray[np.uint32]
+    ready: Floats
+    spent: Floats
+
+    def taken(self, processors: int, eager: float = 0.0) -> tuple[NDArray[np.int64], Floats]:
+        """(items by number in the order in which so many multiprocessors take them, when each is done).
+
+        eager: an item may be taken by this share of its time too early, and then waits. That costs time, but long items
+        come sooner.
+        """
+        start = self.ready - eager * self.spent
+        ready, spent, later = self.ready.tolist(), self.spent.tolist(), np.argsort(start, kind="stable").tolist()
+        begins = start[later].tolist()
+        free = [0.0] * processors
+        there: list[int] = []
+        order: list[int] = []
+        ends = [0.0] * len(ready)
+        at = 0
+        while len(order) < len(ready):
+            clock = free[0]
+            while at < len(later) and begins[at] <= clock:
+                heappush(there, later[at])
+                at += 1
+            if there:
+                item = heappop(there)
+            else:
+                item = later[at]
+                at += 1
+            ends[item] = max(clock, ready[item]) + spent[item]
+            order.append(item)
+            heapreplace(free, ends[item])
+        return np.array(order, dtype=np.int64), np.array(ends)
 
 
-def items_when_due(
-    latest: NDArray[np.int64],
-    work: NDArray[np.int64],
-    dealt: Heads,
-    masked_batches: bool,
-    group: int,
-    arrivals: Sequence[float],
-    seconds: float,
-) -> NDArray[np.uint32]:
-    """The order of `work_items` where attention takes longer than the copies: as without copies, but for what is not due.
+def forward_items(
+    parts: Ints, whole: Ints, dealt: Heads, masked_batches: bool, group: int, arrivals: Sequence[float], seconds: float
+) -> Planned:
+    """Row tiles: Q block | (batch item * heads + head) << 16.
 
-    By the planned clock always the first item whose last piece is expected by then, in the order of `group` heads
-    together, then by falling work; so it ends with short tiles, and tiles of own keys only fill the time before others come.
+    Without copies `group` heads go together, whose keys then stay in cache, and among those long tiles first. A tile
+    visits slots in their order, so it can begin so much before its last piece arrives as what it does before takes.
 
-    arrivals: seconds after which each piece is expected. seconds: that the whole GPU takes for a work of 1.
+    parts: [masks, Q blocks, slots], the work of each slot's keys, masks being (batch items if masked_batches) times mask
+    heads. whole: [masks, Q blocks], the work of a tile, with what belongs to no key. arrivals: seconds, by piece; 0 for own
+    ones. seconds: that one multiprocessor takes for a work of 1. Raises ValueError beyond ITEM_LIMIT.
     """
-    stage, load, block, of = _dealt(latest, work, dealt, masked_batches)
-    plain = np.lexsort((of, block, -load, of // group))
-    packed = (block[plain] | of[plain] << 16).astype(np.uint32)
-    due = np.where(stage < 0, 0.0, np.asarray(arrivals)[np.maximum(stage, 0)])[plain].tolist()
-    spent, later = (load[plain] * seconds).tolist(), sorted(range(len(plain)), key=due.__getitem__)
-    there: list[int] = []
-    order: list[int] = []
-    clock, at = 0.0, 0
-    while len(order) < len(plain):
-        while at < len(later) and due[later[at]] <= clock:
-            heappush(there, later[at])
-            at += 1
-        if there:
-            order.append(heappop(there))
-            clock += spent[order[-1]]
-        else:
-            clock = due[later[at]]
-    return packed[order]
+    masks, q_blocks, slots = parts.shape
+    which = np.arange(dealt.heads * dealt.batch, dtype=np.int64)
+    _check(q_blocks, "Q blocks", len(which), "heads")
+    mask, first = masks_of_heads(dealt, masks, masked_batches), dealt.first_piece[which % dealt.heads]
+    before = (whole[:, :, None] - parts[:, :, ::-1].cumsum(2)[:, :, ::-1]) * seconds
+    due, ready = np.asarray(arrivals), np.zeros((len(which), q_blocks))
+    for piece in np.unique(first):
+        waits = np.where(parts > 0, due[piece : piece + slots] - before, 0.0).max(axis=2, initial=0.0)
+        of = first == piece
+        ready[of] = waits[mask[of]]
+    head, block, load = np.repeat(which, q_blocks), np.tile(np.arange(q_blocks), len(which)), whole[mask].ravel()
+    order = np.lexsort((head, block, -load, head // group))
+    packed = (block | head << 16).astype(np.uint32)
+    return Planned(packed[order], ready.ravel()[order], load[order] * seconds)
 
 
-def _dealt(
-    latest: NDArray[np.int64], work: NDArray[np.int64], dealt: Heads, masked_batches: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per item: the piece that it waits for last, -1 if none; its work, its Q block, its batch item * heads + head."""
-    heads, batch = dealt.heads, dealt.batch
-    masks, q_blocks = latest.shape
-    if q_blocks > ITEM_LIMIT or heads * batch > ITEM_LIMIT:
-        raise ValueError(f"{q_blocks} Q blocks and {heads * batch} heads: at most {ITEM_LIMIT} of each")
-    which = np.arange(heads * batch, dtype=np.int64)
-    mask = masks_of_heads(dealt, masks, masked_batches)
-    first = dealt.first_piece[which % heads]
-    stage = np.where(latest[mask] < dealt.own, -1, latest[mask] + first[:, None])
-    block = np.broadcast_to(np.arange(q_blocks), stage.shape)
-    of = np.broadcast_to(which[:, None], stage.shape)
-    return stage.ravel(), work[mask].ravel(), block.ravel(), of.ravel()
-
-
-def forward_end(
-    items: NDArray[np.uint32],
-    parts: Sequence[Sequence[Sequence[tuple[int, float]]]],
-    mask: NDArray[np.int64],
-    first_piece: NDArray[np.int64],
-    arrivals: Sequence[float],
-    processors: int,
-) -> float:
-    """When a forward kernel of so many CTAs is done, by the planned clock.
-
-    items: as `work_items` packs them. parts: [masks][Q blocks], (slot, seconds of one CTA) in the order of visit. mask,
-    first_piece: [batch items * heads]. arrivals: seconds, by piece; 0 for own ones.
-    """
-    free = [0.0] * processors
-    for item in items.tolist():
-        clock, which = free[0], item >> 16
-        for slot, seconds in parts[mask[which]][item & 0xFFFF]:
-            clock = max(clock, arrivals[first_piece[which] + slot]) + seconds
-        heapreplace(free, clock)
-    return max(free)
+def soonest_forward(items: Planned, processors: int, eager: Iterable[float] = (0.0,)) -> NDArray[np.uint32]:
+    """The order that ends soonest by the planned clock."""
+    orders = [items.taken(processors, e) for e in eager]
+    return items.packed[min(orders, key=lambda order: order[1].max(initial=0.0))[0]]
 
 
 def backward_items(
-    latest: NDArray[np.int64],
-    load: NDArray[np.int64],
-    first_piece: NDArray[np.int64],
+    latest: Ints,
+    load: Ints,
+    first_piece: Ints,
     own: int,
     group: int,
     arrivals: Sequence[float],
     seconds: float,
     tail: int = 0,
     lent: NDArray[np.bool_] | None = None,
-) -> NDArray[np.uint32]:
-    """The order of the backward kernel's work items: key tile | unit << 16, a unit being what shares a head of keys.
+) -> tuple[Planned, Ints]:
+    """(key tiles: tile | unit << 16, a unit being what shares a head of keys; the piece of each, -1 for own ones).
 
-    Keys of others arrive late, but their gradients leave early: each piece is taken as soon as it is expected, in the
-    order of arrival. Own tiles fill the time before, and the rest of them come last. Among those, `group` units together
-    (their rows stay in cache), then by falling work; the last `tail` units count as one group, for the kernel ends sooner
-    where its last items are short ones of many. Tiles that others see (`lent`) come after those that they do not, for
-    what others have of their gradients is on its way.
+    Keys of others arrive late, but their gradients leave early: pieces come first, in the order of arrival, and own tiles
+    last; where pieces are not there yet, own tiles fill the time. Among those, `group` units together (their rows stay in
+    cache), then by falling work; the last `tail` units count as one group, for the kernel ends sooner where its last items
+    are short ones of many. Tiles that others see (`lent`) come after those that they do not, for what others have of their
+    gradients is on its way.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
-    below are the rank's own. arrivals: seconds, by piece. seconds: that the whole GPU takes for a load of 1. Raises
+    below are the rank's own. arrivals: seconds, by piece. seconds: that one multiprocessor takes for a load of 1. Raises
     ValueError beyond ITEM_LIMIT.
     """
     units, tiles = load.shape
-    if units > ITEM_LIMIT or tiles > ITEM_LIMIT:
-        raise ValueError(f"{tiles} key tiles and {units} units: at most {ITEM_LIMIT} of each")
-    stage = np.where(latest < own, -1, latest + first_piece[:, None])
+    _check(tiles, "key tiles", units, "units")
+    piece = np.where(latest < own, -1, latest + first_piece[:, None])
     unit, tile = np.indices(load.shape)
-    together = np.where(stage < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
-    later = np.where(stage < 0, lent if lent is not None else False, False)
-    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, together, later, stage)))
-    stages, packed, spent = stage.ravel()[order], (tile | unit << 16).ravel()[order], load.ravel()[order] * seconds
-    mine = int((stages < 0).sum())
-    ends = np.cumsum(spent[:mine])
-    out: list[NDArray[np.int64]] = []
-    at, filled, clock = mine, 0, 0.0
-    while at < len(stages):
-        stop = int(np.searchsorted(stages, stages[at], side="right"))
-        due = arrivals[stages[at]]
-        if due > clock and filled < mine:
-            before = ends[filled - 1] if filled else 0.0
-            upto = min(mine, int(np.searchsorted(ends, before + due - clock)) + 1)
-            out.append(packed[filled:upto])
-            clock += ends[upto - 1] - before
-            filled = upto
-        out.append(packed[at:stop])
-        clock = max(clock, due) + spent[at:stop].sum()
-        at = stop
-    return np.concatenate([*out, packed[filled:mine]]).astype(np.uint32)
+    together = np.where(piece < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
+    later = np.where(piece < 0, lent if lent is not None else False, False)
+    last = np.where(piece < 0, np.iinfo(np.int64).max, piece)
+    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, together, later, last)))
+    pieces = piece.ravel()[order]
+    ready = np.where(pieces < 0, 0.0, np.asarray(arrivals)[np.maximum(pieces, 0)])
+    packed = (tile | unit << 16).ravel()[order].astype(np.uint32)
+    return Planned(packed, ready, load.ravel()[order] * seconds), pieces
+
+
+def soonest_backward(
+    items: Planned, pieces: Ints, processors: int, leaving: Sequence[float], eager: Iterable[float] = (0.0,)
+) -> NDArray[np.uint32]:
+    """The order after which the kernel, and the gradients of all pieces behind each other, are soonest done.
+
+    leaving: seconds that the gradients of each piece take on their way.
+    """
+    orders = [items.taken(processors, e) for e in eager]
+
+    def end(order: tuple[Ints, Floats]) -> float:
+        sent, done = 0.0, np.zeros(len(leaving))
+        np.maximum.at(done, pieces[pieces >= 0], order[1][pieces >= 0])
+        for there, seconds in zip(done.tolist(), leaving, strict=True):
+            sent = max(sent, there) + seconds if seconds else sent
+        return max(sent, float(order[1].max(initial=0.0)))
+
+    return items.packed[min(orders, key=end)[0]]
+
+
+def _check(tiles: int, what: str, heads: int, which: str) -> None:
+    if tiles > ITEM_LIMIT or heads > ITEM_LIMIT:
+        raise ValueError(f"{tiles} {what} and {heads} {which}: at most {ITEM_LIMIT} of each")

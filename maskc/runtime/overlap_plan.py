@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from maskc.runtime.layout import Layout
 from maskc.runtime.plan import AttentionPlan
 
+FEW_HEADS = 4
+"""Key heads up to which chunks come in the order of the rows that need them: fewer than this many groups of heads leave most
+rows waiting for their last chunk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -47,6 +51,7 @@ class OverlapPlan:
     slots: in the order of visit and of arrival; the first `own` of them are the rank's own chunks. carried: chunks that
     the rank brings into its node for neighbours alone, in the order of copying, after its own. rows: of the buffer.
     lends: (reader, the rank's own chunks that it can see), readers ascending; backward, gradients come back from them.
+    queries: rows of the rank times query heads, of a batch item; 0 where the plan does not say.
     """
 
     rank: int
@@ -55,6 +60,7 @@ class OverlapPlan:
     carried: tuple[int, ...]
     rows: int
     lends: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    queries: int = 0
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -126,24 +132,51 @@ def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0) -> OverlapPlan:
     """The visit order of one rank under one mask of the plan."""
     everything = frozenset(range(plan.keys.chunk_count))
     needed = [plan.needed(r, part) if plan.prune else everything for r in range(plan.world)]
-    return visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world)
+    turns: tuple[int, ...] = ()
+    if plan.prune and plan.heads_kv is not None and plan.heads_kv <= FEW_HEADS:
+        mask, rows = plan.parts[part], plan.rows.chunks_of(rank)
+        own = sum(1 << c for c in plan.keys.chunks_of(rank))
+        turns = turns_of_chunks([(mask.need[r], mask.workloads[r]) for r in rows], own, plan.keys.chunk_count)
+    made = visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world, turns)
+    return replace(made, queries=plan.rows.local_length(rank) * (plan.heads or 0))
 
 
-def visit_order(keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_size: int) -> OverlapPlan:
+def turns_of_chunks(rows: Sequence[tuple[int, int]], own: int, count: int) -> tuple[int, ...]:
+    """Per chunk, when its turn is: those that some rows still need come together, first for most work per chunk.
+
+    rows: (chunks that a part of the rows needs as bits, its work). own: chunks that are there, as bits.
+    """
+    there, turns, left = own, [0] * count, list(rows)
+    for turn in range(1, len(rows) + 1):
+        left = [(need, work) for need, work in left if need & ~there]
+        if not left:
+            break
+        need, _ = max(left, key=lambda row: row[1] / (row[0] & ~there).bit_count())
+        for chunk in range(count):
+            if need & ~there & 1 << chunk:
+                turns[chunk] = turn
+        there |= need
+    return tuple(turns)
+
+
+def visit_order(
+    keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_size: int, turns: Sequence[int] = ()
+) -> OverlapPlan:
     """Own chunks, then those of ranks of the node, then those from outside, first the ones this rank brings in itself.
 
     needed: per rank, the key chunks that its rows can see. node_size: ranks that reach each other directly; a chunk
-    enters a node once, to the rank in its owner's place. Peers are taken in cyclic order behind the rank, so that no two
-    ranks pull from the same one at the same time.
+    enters a node once, to the rank in its owner's place. turns: per chunk, which of those that come the same way come first.
+    Where they do not tell, peers are taken in cyclic order behind the rank, so that no two ranks pull from the same one at
+    the same time.
     """
     world = keys.world
 
-    def order(chunk: int) -> tuple[int, int, int, int]:
+    def order(chunk: int) -> tuple[int, int, int, int, int]:
         owner = keys.owner[chunk]
         source = _source(keys, chunk, rank, node_size)
         outside = owner // node_size != rank // node_size
         distance = 0 if owner == rank else 1 if not outside else 2 if source == owner else 3
-        return distance, (rank - source) % world, (rank - owner) % world, -chunk
+        return distance, turns[chunk] if turns else 0, (rank - source) % world, (rank - owner) % world, -chunk
 
     visited = sorted(needed[rank], key=order)
     rows = sum(keys.size_of(c) for c in visited)

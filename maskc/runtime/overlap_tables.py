@@ -5,6 +5,8 @@ Made once per mask batch, with one copy of the mask's tile classes to the host.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,30 +19,33 @@ from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.layout import Layout
-from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
+from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
     Heads,
     backward_items,
-    forward_end,
+    forward_items,
     head_groups,
-    items_when_due,
-    latest_slots,
-    masks_of_heads,
-    work_items,
+    soonest_backward,
+    soonest_forward,
 )
 from maskc.runtime.overlap_plan import OverlapPlan, joined
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
 FEW = 16
-"""Work items of a forward for each multiprocessor, below which it matters which come last."""
+"""Work items for each multiprocessor, below which it matters which come last."""
+FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), (0.5, 0.0, 0.3, 0.7, 1.0)
+"""What is tried then, see `Planned.taken`; the first of them is taken where items are many."""
+FORWARD_RATE, BACKWARD_RATE = 850e12, 750e12
+"""FLOP/s of the planned clock, more than kernels reach: a kernel that is ahead of the plan waits, one behind it does not."""
+LATE, OFFER_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
+"""When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 PIECE_SECONDS, MOST_PIECES = 30e-6, 256
 """That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
 ENOUGH_PIECES = 32
 """Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
-LATE, OFFER_SECONDS = 1.25, 50e-6
-"""A forward takes a tile when its keys are expected, so much later than a full link brings them: to wait costs more than to
-take another tile first."""
+ROW_TILE = 192
+"""Rows of a tile of the forward, or thereabouts."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -78,30 +83,25 @@ def gate_tables(
     """Tables of a mask over the key buffer; as many heads as share keys in cache are taken together.
 
     heads, batch: of q. groups: of key heads, copied one after another. arrivals: seconds after which each piece is expected.
-    Where items are few, the order of those that come last is the one that ends sooner by the planned clock.
     """
-    seen, work = _tiles(local, spec.block_q, spec.block_kv)
+    _, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
-    latest, load, masked = latest_slots(seen, ranges, plan.own), work.sum(2) + ROW_WORK, local.batch > 1
     kv_bytes = 2 * plan.rows * spec.head_dim * 2
     group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * (heads // heads_kv))
-    dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)), plan.own)
-    seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / DEFAULT_MACHINE.flops
-    due = [LATE * at + OFFER_SECONDS for at in arrivals]
-    items = items_when_due(latest, load, dealt, masked, group, due, seconds)
-    if plan.pulls and 0 < len(items) < FEW * processors:
-        orders = [items, *(work_items(latest, load, dealt, masked, group, last_by_work=last) for last in (False, True))]
-        given = _parts(work, ranges, seconds * processors), masks_of_heads(dealt, len(load), masked)
-        first = np.tile(dealt.first_piece, batch)
-        items = min(orders, key=lambda order: forward_end(order, *given, first, arrivals, processors))
-    return Tables(_on(device, items), _on(device, _packed(ranges)))
+    dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)))
+    seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / FORWARD_RATE * processors
+    parts, whole = _by_slot(work, ranges, len(plan.slots)), work.sum(2) + ROW_WORK
+    items = forward_items(parts, whole, dealt, local.batch > 1, group, arrivals, seconds)
+    few = len(items.packed) < FEW * processors
+    chosen = soonest_forward(items, processors, FORWARD_EAGER if few else FORWARD_EAGER[:1])
+    return Tables(_on(device, chosen), _on(device, _packed(ranges)))
 
 
-def _parts(work: NDArray[np.int64], ranges: NDArray[np.int64], seconds: float) -> list[list[list[tuple[int, float]]]]:
-    """[masks][Q blocks]: (last slot of a block of keys, seconds of the blocks that end in it) in the order of visit."""
-    slots = np.unique(ranges[:, 1])
-    by_slot = np.stack([work[:, :, ranges[:, 1] == slot].sum(2) for slot in slots], axis=-1)
-    return [[[(int(slots[i]), float(tile[i] * seconds)) for i in np.nonzero(tile)[0]] for tile in mask] for mask in by_slot]
+def _by_slot(work: NDArray[np.int64], ranges: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+    """[masks, Q blocks, slots]: the work of the blocks of keys that end in each slot."""
+    out = np.zeros((slots, *work.shape[:2]), dtype=np.int64)
+    np.add.at(out, ranges[:, 1], np.moveaxis(work, 2, 0))
+    return np.moveaxis(out, 0, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +152,19 @@ def backward_tables(
     masks = units.masks(local)
     load = (work.sum(1) + ROW_WORK)[masks]  # [units, key tiles]
     flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
-    seconds = flops / UNMASKED_WORK / DEFAULT_MACHINE.flops
+    seconds = flops / UNMASKED_WORK / BACKWARD_RATE * processors
     if spec.deterministic:  # a tile may wait for lower ones, so those come first
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
     else:
         given = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
-        near = hopper_bwd.heads_together(local.nq * spec.head_dim)
-        group = near if load.size < hopper_bwd.FEW * processors else 1
+        near, few = hopper_bwd.heads_together(local.nq * spec.head_dim), load.size < FEW * processors
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         later = lent[np.minimum(ranges[:, 1], plan.own)] if whole else None
-        items = backward_items(*given, group, arrivals, seconds, 2 * near, later)
+        planned, pieces = backward_items(*given, near if few else 1, arrivals, seconds, 2 * near, later)
+        eager = BACKWARD_EAGER if few else BACKWARD_EAGER[:1]
+        items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
     return BackwardTables(_on(device, items), _on(device, _packed(ranges + first)), _on(device, tiles))
@@ -189,22 +190,32 @@ def _on(device: torch.device, words: NDArray[np.uint32]) -> Tensor:
 
 def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: float, latency: float) -> tuple[float, ...]:
     """Seconds after which each piece is expected: own at once, others one after another over one link."""
-    out, brought = [], 0.0
+    out, clock = [], latency + OFFER_SECONDS
     for _ in range(groups):
         for i, slot in enumerate(plan.slots):
             foreign = i >= plan.own
-            brought += slot.rows * row_bytes / groups if foreign else 0
-            out.append(latency + brought / rate if foreign else 0.0)
+            clock += LATE * (slot.rows * row_bytes / groups / rate + 2 * COPY_SECONDS) if foreign else 0.0
+            out.append(clock if foreign else 0.0)
     return tuple(out)
 
 
-def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
+def _leaving(arrivals: Sequence[float]) -> list[float]:
+    """Seconds that the gradients of each piece take, in fp32: twice those of its keys; 0 of own ones."""
+    out, last = [], 0.0
+    for at in arrivals:
+        out.append(2 * (at - last) if at else 0.0)
+        last = at or last
+    return out
+
+
+def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float, tiles: float = math.inf) -> tuple[int, int]:
     """(groups of heads, rows from which a copy is large enough): the smallest pieces that still keep the link busy.
 
-    row_bytes: of K alone.
+    row_bytes: of K alone. tiles: of rows and heads, for each multiprocessor; a group of heads has one at least, for with
+    fewer the last group would leave multiprocessors without work.
     """
     least = _least_bytes(plan, row_bytes, rate)
-    groups = _possible_groups(plan, heads, row_bytes, least)[-1]
+    groups = max(g for g in _possible_groups(plan, heads, row_bytes, least) if g <= max(1.0, tiles))
     return groups, round(least / row_bytes * groups)
 
 

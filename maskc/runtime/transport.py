@@ -233,8 +233,8 @@ def _word(address: int) -> ctypes.c_uint32:
 class Transport(Protocol):
     """How a rank reaches the others.
 
-    joins: whether `pull`, `readable` and `push_rows` take more rows than those of `chunk`: of chunks behind it in its rank's
-    keys, too.
+    joins: whether `pull`, `readable`, `push` and `push_rows` take more rows than those of `chunk`: of chunks behind it in its
+    rank's keys, too.
     one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys
     have come, for which the kernel waits.
     near: whether what `staged` names lies on this GPU, so that its kernels may read it as they go.
@@ -275,14 +275,13 @@ class Transport(Protocol):
         """From the host, while streams hang: end every wait for a word of up to this epoch on this rank."""
 
 
-def push_chunks(transport: Transport, keys: Layout, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
-    """`Transport.push_rows`, chunk by chunk. owner: to whom they go, be they its own chunks or not."""
-    at = rows.start
+def by_chunk(keys: Layout, chunk: int, rows: int) -> Iterator[tuple[int, slice]]:
+    """(chunk, which of so many rows are its) from a chunk on, in the order of its owner's keys."""
+    at = 0
     for c in keys.chunks_of(keys.owner[chunk]):
-        if c >= chunk and at < rows.stop:
-            part = slice(at, at + keys.size_of(c))
-            transport.push(owner, c, heads, (grads[0][:, heads, part], grads[1][:, heads, part]))
-            at = part.stop
+        if c >= chunk and at < rows:
+            yield c, slice(at, at + keys.size_of(c))
+            at += keys.size_of(c)
 
 
 class Loopback:
@@ -353,12 +352,13 @@ class Loopback:
         return None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        for there, mine in zip(self.pushed(chunk), grads, strict=True):
-            for to, part in zip(there, mine, strict=True):
-                self._copy(to[heads], part)
+        for c, rows in by_chunk(self.keys, chunk, grads[0].shape[2]):
+            for there, mine in zip(self.pushed(c), grads, strict=True):
+                for to, part in zip(there, mine[:, :, rows], strict=True):
+                    self._copy(to[heads], part)
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
-        push_chunks(self, self.keys, owner, chunk, heads, rows, grads)
+        self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """In host memory, which kernels read as it is."""

@@ -8,12 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maskc.boundary import BoundaryVectors
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items
+from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items, soonest_backward
 from maskc.runtime.overlap_plan import joined, overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
@@ -44,50 +45,63 @@ def work(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int,
     return latest, load, first, own, draw(st.integers(1, units)), np.cumsum(gaps).tolist()
 
 
-@given(work())
-def test_every_item_once_and_chunks_of_others_in_the_order_of_arrival(given: object) -> None:
-    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
-    items = backward_items(latest, load, first, own, group, arrivals, 1.0)
-    units, tiles = load.shape
-    assert sorted(items.tolist()) == sorted(t | u << 16 for u in range(units) for t in range(tiles))
-    foreign = [int(latest[i & 0xFFFF] + first[i >> 16]) for i in items if latest[i & 0xFFFF] >= own]
-    assert foreign == sorted(foreign)
-
-
-@given(work())
-def test_own_tiles_fill_the_time_before_a_chunk_and_no_more(given: object) -> None:
-    """By the planned clock a chunk starts late only when nothing was left to do, and own work delays it by one tile at most."""
-    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
-    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in backward_items(latest, load, first, own, group, arrivals, 1.0)]
-    last = max((n for n, (t, _) in enumerate(items) if latest[t] >= own), default=-1)
-    clock, before = 0.0, 0.0
-    for n, (tile, unit) in enumerate(items[: last + 1]):
-        slot = latest[tile]
-        if slot >= own:
-            idle = arrivals[slot + first[unit]] - clock
-            assert idle <= 1e-6 or not any(latest[t] < own for t, _ in items[n:]), "idle though own tiles are left"
-            clock = max(clock, arrivals[slot + first[unit]])
-        else:
-            upcoming = next(arrivals[latest[t] + first[u]] for t, u in items[n:] if latest[t] >= own)
-            assert clock < upcoming + 1e-6, "an own tile before a chunk that is there"
-        before = clock
-        clock = before + float(load[unit, tile])
-
-
 @given(work(), st.integers(0, 6))
-def test_own_tiles_of_the_last_heads_come_by_falling_work(given: object, tail: int) -> None:
-    """Where no key of others arrives, so that nothing comes between."""
-    latest, load, first, _, group, arrivals = given  # type: ignore[misc]
-    own, units = int(latest.max()) + 1, len(load)
-    found = backward_items(latest, load, first, own, group, arrivals, 1.0, tail)
-    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in found]
-    assert sorted(items) == sorted((t, u) for u in range(units) for t in range(load.shape[1]))
+def test_pieces_come_first_in_the_order_of_arrival_and_own_tiles_last(given: object, tail: int) -> None:
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    planned, pieces = backward_items(latest, load, first, own, group, arrivals, 0.5, tail)
+    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in planned.packed]
+    units, tiles = load.shape
+    assert sorted(items) == sorted((t, u) for u in range(units) for t in range(tiles))
+    wanted = [-1 if latest[t] < own else int(latest[t] + first[u]) for t, u in items]
+    assert pieces.tolist() == wanted
+    foreign = [piece for piece in wanted if piece >= 0]
+    assert wanted[: len(foreign)] == sorted(foreign)
+    assert planned.ready.tolist() == [arrivals[piece] if piece >= 0 else 0.0 for piece in wanted]
+    assert planned.spent.tolist() == [0.5 * load[u, t] for t, u in items]
+    mine = items[len(foreign) :]
     last = max(0, units - tail) // group
-    groups = [min(u // group, last) for _, u in items]
-    assert groups == sorted(groups)
-    for which in set(groups):
-        work_left = [int(load[u, t]) for (t, u), g in zip(items, groups, strict=True) if g == which]
-        assert work_left == sorted(work_left, reverse=True)
+    order = [(min(u // group, last), -int(load[u, t])) for t, u in mine]
+    assert order == sorted(order)
+
+
+@given(work(), st.data())
+def test_own_tiles_that_others_see_come_later(given: object, data: st.DataObject) -> None:
+    latest, load, first, _, group, arrivals = given  # type: ignore[misc]
+    lent = np.array(data.draw(st.lists(st.booleans(), min_size=len(latest), max_size=len(latest))))
+    planned, _ = backward_items(latest, load, first, int(latest.max()) + 1, group, arrivals, 1.0, lent=lent)
+    seen = [bool(lent[int(i) & 0xFFFF]) for i in planned.packed]
+    assert seen == sorted(seen)
+
+
+@given(work(), st.integers(1, 4))
+def test_the_order_after_which_all_gradients_are_gone_soonest(given: object, processors: int) -> None:
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    planned, pieces = backward_items(latest, load, first, own, group, arrivals, 0.5)
+    leaving = [2.0 if at % 2 else 0.0 for at in range(len(arrivals))]
+    ends = {}
+    for eager in (0.0, 0.5, 1.0):
+        order, done = planned.taken(processors, eager)
+        sent = 0.0
+        for piece, seconds in enumerate(leaving):
+            of = [done[i] for i in range(len(pieces)) if pieces[i] == piece]
+            sent = max([sent, *of]) + seconds if seconds else sent
+        ends[eager] = max(sent, done.max()), order
+    chosen = soonest_backward(planned, pieces, processors, leaving, ends)
+    best = min(ends.values(), key=lambda found: found[0])
+    assert chosen.tolist() == planned.packed[best[1]].tolist()
+
+
+def test_gradients_take_twice_as_long_as_their_keys() -> None:
+    v = BoundaryVectors(1024, 1024, 1, 1, True)
+    p = plan(v, world_size=2, chunk=256, order="zigzag")
+    o = overlap_plan(p, 0)
+    arrivals = expected_arrivals(o, 1000, 2, 1e9, 0.0)
+    late, offer, copy = overlap_tables.LATE, overlap_tables.OFFER_SECONDS, overlap_tables.COPY_SECONDS
+    piece = late * (256 * 1000 / 2 / 1e9 + 2 * copy)
+    assert arrivals == pytest.approx([0, 0, offer + piece, offer + 2 * piece, 0, 0, offer + 3 * piece, offer + 4 * piece])
+    leaving = overlap_tables._leaving(arrivals)
+    assert leaving[3:] == pytest.approx([2 * piece, 0, 0, 2 * piece, 2 * piece])
+    assert leaving[:2] == [0, 0]
 
 
 @given(st.integers(0, 100), st.sampled_from([1, 6, 32]), st.sampled_from([8, 64, 512]), st.floats(1e8, 1e12))

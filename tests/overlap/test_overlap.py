@@ -27,7 +27,7 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word, last_value
-from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, push_chunks, read_word, write_word
+from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 from tests.overlap.explorer import readers_of
 
@@ -296,7 +296,7 @@ class Shared:
         return self.halves[self.rank][half]
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
-        push_chunks(self, self.keys, owner, chunk, heads, rows, grads)
+        self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for there, mine in zip(self.staging[self.rank, chunk], grads, strict=True):

@@ -17,16 +17,14 @@ from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import (
     ITEM_LIMIT,
     Heads,
-    forward_end,
+    Planned,
+    forward_items,
     head_groups,
-    items_when_due,
-    latest_slots,
     masks_of_heads,
-    work_items,
+    soonest_forward,
 )
-from maskc.runtime.overlap_plan import joined, overlap_plan, visit_order
+from maskc.runtime.overlap_plan import FEW_HEADS, joined, overlap_plan, turns_of_chunks, visit_order
 from maskc.runtime.plan import plan
-from maskc.tiles import TileClass, classify
 from tests.dist.cases import FORMS, Case, vectors
 
 
@@ -132,114 +130,151 @@ def test_no_tile_lies_in_a_chunk_that_is_not_planned(seed: int, form: str, world
         assert int((~local.masked()).sum()) == int((~whole.masked()).sum())
 
 
+@given(problems(), st.data())
+def test_turns_come_before_the_cyclic_order_and_after_the_way(
+    problem: tuple[Layout, list[frozenset[int]], int], data: st.DataObject
+) -> None:
+    keys, needed, node_size = problem
+    turns = data.draw(st.lists(st.integers(0, 3), min_size=keys.chunk_count, max_size=keys.chunk_count))
+    for rank in range(keys.world):
+        plain, p = (visit_order(keys, needed, rank, node_size, t) for t in ((), turns))
+        assert sorted(s.chunk for s in p.slots) == sorted(s.chunk for s in plain.slots)
+        assert p.own == plain.own
+        near = [keys.owner[s.chunk] // node_size == rank // node_size for s in p.pulls]
+        assert near == sorted(near, reverse=True), "what comes from other nodes stays last"
+        inside = [turns[s.chunk] for s, here in zip(p.pulls, near, strict=True) if here]
+        assert inside == sorted(inside)
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 9)), max_size=6), st.integers(0, 255))
+def test_chunks_come_by_the_rows_that_need_them(rows: list[tuple[int, int]], own: int) -> None:
+    turns = turns_of_chunks(rows, own, 8)
+    wanted = 0
+    for need, _ in rows:
+        wanted |= need
+    assert [bool(t) for t in turns] == [bool(wanted & ~own & 1 << c) for c in range(8)]
+    there, left = own, rows
+    for turn in sorted(set(turns) - {0}):
+        come = sum(1 << c for c in range(8) if turns[c] == turn)
+        left = [(need, work) for need, work in left if need & ~there]
+        served = [work / (need & ~there).bit_count() for need, work in left if not need & ~(there | come)]
+        assert served, "each turn completes what some rows need"
+        assert max(served) >= max(work / (need & ~there).bit_count() for need, work in left)
+        there |= come
+
+
+@pytest.mark.parametrize("heads_kv", [1, FEW_HEADS + 1])
+def test_few_key_heads_get_chunks_document_by_document(heads_kv: int) -> None:
+    """Two ranks, two causal documents in four chunks each, dealt by turns: a document's rows need none of the other one's."""
+    starts = torch.arange(1024) // 512 * 512
+    v = BoundaryVectors(1024, 1024, 1, 1, True, lts=(starts + 512).int()[None, None])
+    heads = heads_kv * 2
+    p = plan(v, world_size=2, chunk=128, order="zigzag", heads=heads, heads_kv=heads_kv)
+    order = overlap_plan(p, 0)
+    assert order.queries == 512 * heads
+    documents = [c // 4 for c in (s.chunk for s in order.pulls)]
+    plain = visit_order(p.keys, [p.needed(r) for r in range(2)], 0, 2)
+    if heads_kv == 1:
+        assert documents == sorted(documents) or documents == sorted(documents, reverse=True)
+    else:
+        assert order.slots == plain.slots
+
+
+# ---------------------------------------------------------------- the order of work
+
+
 @st.composite
-def works(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int, bool, int]:
+def planned(draw: st.DrawFn) -> Planned:
+    count = draw(st.integers(1, 25))
+    ready, spent = (draw(st.lists(st.integers(low, 9), min_size=count, max_size=count)) for low in (0, 1))
+    return Planned(np.arange(count, dtype=np.uint32), np.array(ready, dtype=float), np.array(spent, dtype=float))
+
+
+@given(planned(), st.integers(1, 4))
+def test_a_multiprocessor_takes_the_first_item_that_need_not_wait(items: Planned, processors: int) -> None:
+    order, ends = items.taken(processors)
+    left, free = list(range(len(items.packed))), [0.0] * processors
+    for item in order.tolist():
+        clock = min(free)
+        ready = [i for i in left if items.ready[i] <= clock]
+        assert item == (ready[0] if ready else min(left, key=lambda i: (items.ready[i], i)))
+        left.remove(item)
+        free.remove(clock)
+        free.append(max(clock, items.ready[item]) + items.spent[item])
+        assert ends[item] == free[-1]
+    assert not left
+
+
+@given(planned(), st.integers(1, 4))
+def test_items_that_wait_are_no_earlier_than_ready(items: Planned, processors: int) -> None:
+    for eager in (0.0, 0.5, 1.0):
+        order, ends = items.taken(processors, eager)
+        assert sorted(order.tolist()) == list(range(len(items.packed)))
+        assert (ends >= items.ready + items.spent).all()
+
+
+@given(planned(), st.integers(1, 4))
+def test_the_order_that_ends_soonest_is_taken(items: Planned, processors: int) -> None:
+    ends = {e: items.taken(processors, e)[1].max() for e in (0.0, 0.3, 1.0)}
+    chosen = soonest_forward(items, processors, ends)
+    best = min(ends, key=lambda e: ends[e])
+    assert chosen.tolist() == items.packed[items.taken(processors, best)[0]].tolist()
+
+
+@st.composite
+def works(draw: st.DrawFn) -> tuple[np.ndarray, int, int, bool, int]:
+    """(work of [masks, Q blocks, slots], heads, batch items, whether masks differ between those, heads together)."""
     batch, mask_heads, ratio = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     masked = draw(st.booleans())
-    masks, blocks = (batch if masked else 1) * mask_heads, draw(st.integers(1, 12))
+    masks, blocks, slots = (batch if masked else 1) * mask_heads, draw(st.integers(1, 8)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
-    shape = masks, blocks
-    return (
-        rng.integers(0, 5, shape),
-        rng.integers(0, 4, shape),
-        mask_heads * ratio,
-        batch,
-        masked,
-        draw(st.integers(1, 4)),
-    )
+    return rng.integers(0, 4, (masks, blocks, slots)), mask_heads * ratio, batch, masked, draw(st.integers(1, 4))
 
 
-@pytest.mark.parametrize("last_by_work", [False, True])
-@given(problem=works())
-def test_items_go_by_latest_chunk_then_heads_together_then_work(
-    last_by_work: bool, problem: tuple[np.ndarray, np.ndarray, int, int, bool, int]
-) -> None:
-    """Those that come last by heads together and work alone, where it is asked for."""
-    latest, work, heads, batch, masked, group = problem
+@given(works())
+def test_row_tiles_are_ready_when_they_never_wait(problem: tuple[np.ndarray, int, int, bool, int]) -> None:
+    parts, heads, batch, masked, group = problem
+    masks, blocks, slots = parts.shape
     groups = 2 if heads % 2 == 0 else 1
-    slots = int(latest.max()) + 2
-    dealt = Heads(heads, batch, head_groups(heads, heads, groups, slots), own=1)
-    items = work_items(latest, work, dealt, masked, group, last_by_work=last_by_work)
-    blocks, which = items & 0xFFFF, items >> 16
-    assert sorted(items.tolist()) == sorted(b | w << 16 for b in range(latest.shape[1]) for w in range(heads * batch))
-    mask_heads = latest.shape[0] // batch if masked else latest.shape[0]
-    mask = (which // heads * mask_heads if masked else 0) + which % heads // (heads // mask_heads)
-    piece = latest[mask, blocks] + which % heads // (heads // groups) * slots
-    stage = np.where(latest[mask, blocks] < 1, -1, piece)
-    if last_by_work:
-        stage = np.where((stage >= 0) & (which % heads // (heads // groups) == groups - 1), groups * slots, stage)
-    keys = list(zip(stage.tolist(), (which // group).tolist(), (-work[mask, blocks]).tolist(), strict=True))
-    assert keys == sorted(keys)
+    arrivals = [0.0 if s == 0 else 3.0 * (g * slots + s) for g in range(groups) for s in range(slots)]
+    dealt = Heads(heads, batch, head_groups(heads, heads, groups, slots))
+    whole = parts.sum(2) + 1
+    items = forward_items(parts, whole, dealt, masked, group, arrivals, 0.5)
+    found = [(int(i) & 0xFFFF, int(i) >> 16) for i in items.packed]
+    assert sorted(found) == sorted((b, h) for b in range(blocks) for h in range(heads * batch))
+    mask = masks_of_heads(dealt, masks, masked)
+    plain = [(h // group, -int(whole[mask[h], b])) for b, h in found]
+    assert plain == sorted(plain)
+
+    def waits(block: int, head: int, start: float) -> float:
+        """How long a tile that begins then waits, slot by slot."""
+        clock, waited = start + 0.5, 0.0
+        for slot in range(slots):
+            if work := int(parts[mask[head], block, slot]):
+                due = arrivals[dealt.first_piece[head % heads] + slot]
+                waited, clock = waited + max(0.0, due - clock), max(clock, due) + 0.5 * work
+        return waited
+
+    for (block, head), ready, spent in zip(found, items.ready.tolist(), items.spent.tolist(), strict=True):
+        assert spent == 0.5 * whole[mask[head], block]
+        assert waits(block, head, ready) < 1e-9
+        assert ready == 0 or waits(block, head, ready - 0.25) > 0.2
 
 
-@given(problem=works(), seconds=st.sampled_from([0.0, 0.5, 1e3]))
-def test_items_go_as_without_copies_but_for_what_is_not_due(
-    problem: tuple[np.ndarray, np.ndarray, int, int, bool, int], seconds: float
-) -> None:
-    latest, work, heads, batch, masked, group = problem
-    slots = int(latest.max()) + 1
-    dealt = Heads(heads, batch, np.zeros(heads, dtype=np.int64), own=1)
-    arrivals = [0.0, *(3.0 * s for s in range(1, slots))]
-    items = items_when_due(latest, work, dealt, masked, group, arrivals, seconds)
-    plain = work_items(np.zeros_like(latest), work, dealt, masked, group).tolist()
-    assert sorted(items.tolist()) == sorted(plain)
-    mask = masks_of_heads(dealt, latest.shape[0], masked)
-
-    def due(item: int) -> float:
-        slot = latest[mask[item >> 16], item & 0xFFFF]
-        return arrivals[slot] if slot >= 1 else 0.0
-
-    clock, left = 0.0, plain
-    for item in items.tolist():
-        clock = max(clock, min(map(due, left)))
-        assert item == next(i for i in left if due(i) <= clock)
-        left = [i for i in left if i != item]
-        clock += float(work[mask[item >> 16], item & 0xFFFF]) * seconds
-
-
-def test_rows_that_see_only_own_chunks_wait_for_nothing() -> None:
-    slots = np.array([[2, 2], [1, 1], [0, 0]])
-    seen = np.array([[[False, False, True], [True, False, True], [False, False, False], [False, True, False]]])
-    assert latest_slots(seen, slots, own=1).tolist() == [[0, 2, 0, 1]]
-
-
-def test_the_planned_end_of_a_forward_by_hand() -> None:
-    """Two heads in two groups, one tile each and a long one; slot 0 is the rank's own."""
-    short, long = [(0, 1.0), (1, 1.0)], [(0, 3.0), (1, 2.0)]
-    parts, mask, first = [[short, long]], np.zeros(2, dtype=np.int64), np.array([0, 2])
-    arrivals = [0.0, 4.0, 0.0, 9.0]
-    items = np.array([0, 1, 0 | 1 << 16, 1 | 1 << 16], dtype=np.uint32)
-    # Head 0: 4 + 1 and 4 + 2; head 1 waits for 9: its short tile on the first CTA, the long one on the other.
-    assert forward_end(items, parts, mask, first, arrivals, 2) == 11.0
-    assert forward_end(items[:2], parts, mask, first, arrivals, 2) == 6.0
-    assert forward_end(items, parts, mask, first, [0.0] * 4, 1) == 14.0
-
-
-def test_where_items_are_few_the_order_that_ends_sooner_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    v = BoundaryVectors(2048, 2048, 1, 1, True)
-    p = plan(v, world_size=2, chunk=256, order="contiguous")
-    o = overlap_plan(p, 1)
-    local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
-    spec = forward_spec(MaskForm(ute=True), 128, "bf16")
-    asked: list[list[int]] = []
-
-    def end(items: np.ndarray, *given: object) -> float:
-        asked.append(items.tolist())
-        return -float(len(asked))
-
-    monkeypatch.setattr(overlap_tables, "forward_end", end)
-    given = o, spec, 4, 1, 2, 2, overlap_tables.expected_arrivals(o, 1024, 2, 1e9, 1e-6)
-    taken = overlap_tables.gate_tables(local, *given, 132, torch.device("cpu")).items.tolist()
-    assert len(asked) == 3
-    assert taken == asked[2], "the last of three, which this clock calls shortest"
-    overlap_tables.gate_tables(local, *given, 1, torch.device("cpu"))
-    assert len(asked) == 3, "many items: no order is tried"
+def test_a_group_of_heads_has_a_row_tile_for_each_multiprocessor() -> None:
+    v = BoundaryVectors(4096, 4096, 1, 1, True)
+    p = plan(v, world_size=2, chunk=512, heads=8, heads_kv=8)
+    o = overlap_plan(p, 0)
+    most, _ = overlap_tables.choose_pieces(o, 8, 2048, 1e9)
+    assert most == 8
+    assert overlap_tables.choose_pieces(o, 8, 2048, 1e9, 5.0)[0] == 4
+    assert overlap_tables.choose_pieces(o, 8, 2048, 1e9, 0.3)[0] == 1
 
 
 def test_items_that_do_not_fit_are_refused() -> None:
-    zero = np.zeros((1, 1), dtype=np.int64)
+    parts, whole = np.zeros((1, 1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match=str(ITEM_LIMIT)):
-        work_items(zero, zero, Heads(ITEM_LIMIT + 1, 1, zero[0], 1), False, 1)
+        forward_items(parts, whole, Heads(ITEM_LIMIT + 1, 1, np.zeros(ITEM_LIMIT + 1, dtype=np.int64)), False, 1, [0.0], 1.0)
 
 
 def test_a_causal_rank_takes_its_early_rows_before_the_last_chunk() -> None:
@@ -250,12 +285,6 @@ def test_a_causal_rank_takes_its_early_rows_before_the_last_chunk() -> None:
     assert [s.chunk for s in order.slots] == [3, 0, 2, 1]
     assert order.own == 2
     local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, order.columns)
-    seen = (classify(local, 128, 128) != TileClass.SKIP.value)[0].numpy()
-    latest = latest_slots(seen, order.block_slots(128), order.own)
-    assert latest.tolist() == [[1, 1, 3, 3]]
-    assert (work_items(latest, seen.sum(2), Heads(1, 1, np.zeros(1, dtype=np.int64), 2), False, 1) & 0xFFFF).tolist() == [
-        1,
-        0,
-        3,
-        2,
-    ]
+    spec = forward_spec(MaskForm(blocks=True), 128, "bf16")  # tiles of 128 x 128
+    tables = overlap_tables.gate_tables(local, order, spec, 1, 1, 1, 1, (0.0, 0.0, 1.0, 1.0), 1, torch.device("cpu"))
+    assert (tables.items.numpy() & 0xFFFF).tolist() == [1, 0, 3, 2]
