@@ -8,6 +8,7 @@ backend: CPU tensors run `maskc.runtime.cpu`, CUDA tensors `maskc.runtime.hopper
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -93,7 +94,8 @@ def forward(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) outside autograd; `out_dtype` fp32 gives a partial result that is not rounded to q's dtype."""
-    return _chosen(backend, q).forward(v, q, k, val, scale, schedule=schedule, out_dtype=out_dtype)
+    with _as_written(q):
+        return _chosen(backend, q).forward(v, q, k, val, scale, schedule=schedule, out_dtype=out_dtype)
 
 
 def backward(
@@ -113,12 +115,19 @@ def backward(
     grad_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) outside autograd. `out` and `lse` may belong to more keys than `k` holds (a merged result)."""
-    module = _chosen(backend, q)
-    return module.backward(v, q, k, val, out, lse, dout, dlse, scale, deterministic, schedule=schedule, grad_dtype=grad_dtype)
+    given = q, k, val, out, lse, dout, dlse, scale, deterministic
+    with _as_written(q):
+        return _chosen(backend, q).backward(v, *given, schedule=schedule, grad_dtype=grad_dtype)
 
 
 def _chosen(backend: str, q: Tensor) -> Backend:
     return backend_module(BY_DEVICE[q.device.type] if backend == "auto" else backend)
+
+
+def _as_written(q: Tensor) -> AbstractContextManager[object]:
+    """`torch.autocast` would run sums in 16 bits that a backend writes in 32."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 # ---------------------------------------------------------------- the operators
@@ -153,7 +162,7 @@ def _forward(backend: str) -> Any:
     def run(q: Tensor, k: Tensor, val: Tensor, *mask: Any) -> tuple[Tensor, Tensor]:
         *vectors, schedule, geometry, causal, scale, _ = mask
         v = _mask(vectors, geometry, causal)
-        return backend_module(backend).forward(v, q, k, val, scale, schedule=tuple(schedule) or None)
+        return forward(v, q, k, val, scale, backend=backend, schedule=tuple(schedule) or None)
 
     return run
 
@@ -161,8 +170,8 @@ def _forward(backend: str) -> Any:
 def _backward(backend: str) -> Any:
     def run(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         q, k, val, out, lse, *vectors, schedule, geometry, causal, scale, deterministic = rest
-        v, made = _mask(vectors, geometry, causal), tuple(schedule) or None
-        return backend_module(backend).backward(v, q, k, val, out, lse, dout, dlse, scale, deterministic, schedule=made)
+        how = {"backend": backend, "deterministic": deterministic, "schedule": tuple(schedule) or None}
+        return backward(_mask(vectors, geometry, causal), q, k, val, out, lse, dout, dlse, scale, **how)
 
     return run
 
