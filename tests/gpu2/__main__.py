@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import select
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from benchmarks.digest import digest
 from maskc.runtime.schedule import DIRECT
 from tests.gpu2 import cases, devices, faults, soak
-from tests.gpu2.worker import MARK
+from tests.gpu2.worker import main as serve
 
 GROUP_SECONDS = 10.0
 CASE_SECONDS = 25.0
@@ -37,52 +37,45 @@ NOT_RUN = "not run: out of time"
 Record = dict[str, Any]
 
 
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Children of one process that has imported everything: as many imports as processes would take longer than the cases."""
+STARTING = threading.Lock()
+
+
 class Worker:
     """A process of `tests.gpu2.worker`."""
 
     def __init__(self, *arguments: object, blocking: bool = True, more: dict[str, str] | None = None) -> None:
-        environment = {**os.environ, **(more or {}), "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        environment = {**(more or {}), "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.gpu2.worker", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        assert self.process.stdout is not None
-        self._left = b""
+        self._errors = Path(tempfile.mktemp(prefix="maskc-worker-"))
+        with STARTING:
+            self._pipe, theirs = PROCESSES.Pipe()
+            given = (theirs, environment, str(self._errors), *map(str, arguments))
+            self.process = PROCESSES.Process(target=serve, args=given, daemon=True)
+            self.process.start()
+            theirs.close()
 
     def ask(self, job: int) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{job}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the answer tells
+        with suppress(OSError):  # the answer tells
+            self._pipe.send(job)
 
     def answer(self, deadline: float) -> Record | None:
-        """The next marked line; None at the deadline or when the process has ended."""
-        assert self.process.stdout is not None
-        handle = self.process.stdout.fileno()
-        while True:
-            while b"\n" in self._left:
-                line, self._left = self._left.split(b"\n", 1)
-                if line.startswith(MARK.encode()):
-                    found: Record = json.loads(line[len(MARK) :])
-                    return found
-            ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(handle, 65536) if ready else b""
-            if not data:
-                return None
-            self._left += data
+        """The next one; None at the deadline or when the process has ended."""
+        try:
+            found: Record | None = self._pipe.recv() if self._pipe.poll(max(0.0, deadline - time.monotonic())) else None
+        except (EOFError, OSError):
+            return None
+        return found
 
     def end(self) -> str:
         """Kill; the last words."""
         self.process.kill()
-        _, errors = self.process.communicate()
-        return errors.decode(errors="replace").strip()[-1000:]
+        self.process.join(5.0)
+        said = self._errors.read_text(errors="replace") if self._errors.exists() else ""
+        self._errors.unlink(missing_ok=True)
+        return said.strip()[-1000:]
 
 
 def rendezvous() -> str:
@@ -134,11 +127,11 @@ def run_fault(name: str, deadline: float) -> Record:
             continue
         got = worker.answer(min(deadline, started + START_SECONDS + 3 * faults.GROUP_SECONDS))
         if wanted == "ends":  # torch's watchdog ends the process, or it raises: anything but a hang or a result
-            alive = got is None and worker.process.poll() is None and not _ended(worker, deadline)
+            alive = got is None and not _ended(worker, deadline)
             if alive or (got is not None and not got["problem"]):
                 problems.append(f"rank {rank} {'still runs' if alive else 'got a result'}")
         elif got is None:
-            problems.append(f"rank {rank} gave no answer, {worker.process.poll()}: {worker.end()}")
+            problems.append(f"rank {rank} gave no answer, {worker.process.exitcode}: {worker.end()}")
         elif got.get("code") != wanted:
             problems.append(f"rank {rank} got {got.get('code')}: {got['problem'] or 'a result'}, not {wanted}")
         elif got["seconds"] > 2 * faults.GROUP_SECONDS:
@@ -149,25 +142,25 @@ def run_fault(name: str, deadline: float) -> Record:
 
 
 def _ended(worker: Worker, deadline: float) -> bool:
-    try:
-        worker.process.wait(max(0.1, min(15.0, deadline - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    worker.process.join(max(0.1, min(15.0, deadline - time.monotonic())))
+    return worker.process.exitcode is not None
 
 
 def run_soak(deadline: float, calls: int, queues: int) -> Record:
     """queues: hardware queues of a process, which streams share."""
     path, started = rendezvous(), time.monotonic()
     more = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
-    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, more=more) for rank in range(cases.WORLD)]
+    left = deadline - time.monotonic() - ENDING_SECONDS
+    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, left, more=more) for rank in range(cases.WORLD)]
     answers = [worker.answer(deadline) for worker in workers]
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
     wrong = "; ".join(f"rank {r}: {p}" for r, p in enumerate(problems) if p)
     for line in (line for e in last for line in e.splitlines() if line.startswith("profile")):
         print(line)
-    return {"name": f"soak/{calls} calls, {queues} queues", "problem": wrong, "seconds": round(time.monotonic() - started, 3)}
+    done = min(a["calls"] if a else 0 for a in answers)
+    name = f"soak/{done} of {calls} calls, {queues} queues"
+    return {"name": name, "problem": wrong, "calls": done, "seconds": round(time.monotonic() - started, 3)}
 
 
 def run_devices(deadline: float) -> list[Record]:
@@ -196,6 +189,8 @@ def main() -> int:
         return 0
     started = time.monotonic()
     deadline = started + max(5.0, args.limit - ENDING_SECONDS)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts, and children could not use it
+    PROCESSES.set_forkserver_preload(["tests.gpu2.worker"])
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
     with ThreadPoolExecutor(args.parallel or (3 if args.host else 24)) as pool:
         sources = pool.submit(digest)

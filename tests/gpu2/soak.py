@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import maskc
@@ -85,14 +86,17 @@ def on_engines(calls: list[Call], group: Any) -> str:
     return "" if copied >= 2 * len(calls) else f"{copied} copies between GPUs in the profile of {len(calls)} calls"
 
 
-def run(rank: int, group: Any, count: int) -> str:
-    """ "" when all results are the same bits; the ranks draw the same calls, and delays of their own."""
+def run(rank: int, group: Any, count: int, until: float) -> tuple[str, int]:
+    """ "" when all results are the same bits, and of how many calls; the ranks draw the same calls, and delays of their own.
+
+    until: time.monotonic() after which no more are begun.
+    """
     calls = made(rank)
     for call in calls:
         call.wanted = call.run(group, "copy-then-attend")
     together, alone = random.Random(1), random.Random(rank)
     done = 0
-    while done < count:
+    while done < count and all_have_time(until, group):
         differ = []
         for _ in range(min(TOGETHER, count - done)):
             call = together.choice(calls)
@@ -102,6 +106,13 @@ def run(rank: int, group: Any, count: int) -> str:
         wrong = torch.stack(differ).nonzero()
         if len(wrong):
             at, which = wrong[0].tolist()
-            return f"call {done + at}: {('out', 'lse', 'dk', 'dv')[which]} differs ({len(wrong)} such)"
+            return f"call {done + at}: {('out', 'lse', 'dk', 'dv')[which]} differs ({len(wrong)} such)", done
         done += len(differ)
-    return on_engines(calls, group) if faults.DEVICE == "cuda" else ""
+    return (on_engines(calls, group) if faults.DEVICE == "cuda" else ""), done
+
+
+def all_have_time(until: float, group: Any) -> bool:
+    """The same answer on all ranks."""
+    left = torch.tensor([until - time.monotonic()], device=faults.DEVICE)
+    dist.all_reduce(left, op=dist.ReduceOp.MIN, group=group)
+    return left.item() > 0

@@ -1,35 +1,37 @@
-"""One process: a rank of a pair, or two devices in turn. Prints one JSON line a job after the mark, nothing else counts.
+"""One process: a rank of a pair, or two devices in turn. Each job has one answer, on a pipe.
 
-    python -m tests.gpu2.worker pair RANK FILE SECONDS      jobs are numbers of cases, a line each, on standard input
-    python -m tests.gpu2.worker soak RANK FILE SECONDS CALLS
-    python -m tests.gpu2.worker fault NAME RANK FILE SECONDS
-    python -m tests.gpu2.worker devices
+    pair RANK FILE SECONDS      jobs are numbers of cases, which come by the pipe
+    soak RANK FILE SECONDS CALLS LIMIT      LIMIT: seconds after which no more calls are begun
+    fault NAME RANK FILE SECONDS
+    devices
 
-FILE: where the ranks meet. SECONDS: after which the group gives up.
+FILE: where the ranks meet. SECONDS: after which the group gives up. All are children of one process that has imported what
+they need, and has not touched a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory
+import torch.profiler
 
 from maskc.diagnostics import MaskcError
 from tests.gpu2 import cases, devices, faults, soak
 
-MARK = "@@"
 ON_GPUS = torch.cuda.device_count() >= cases.WORLD
+Pipe = Connection
 
 
-def say(found: dict[str, Any], started: float) -> None:
-    print(MARK + json.dumps({**found, "seconds": round(time.monotonic() - started, 3)}), flush=True)
+def say(pipe: Pipe, found: dict[str, Any], started: float) -> None:
+    pipe.send({**found, "seconds": round(time.monotonic() - started, 3)})
 
 
 def join(rank: int, path: str, seconds: float) -> Any:
@@ -54,15 +56,16 @@ def told(check: Callable[[], str]) -> dict[str, Any]:
         return {"problem": f"{type(e).__name__}: {str(e)[:300]}", "lost": True}
 
 
-def pair(rank: int, path: str, seconds: float) -> None:
+def pair(pipe: Pipe, rank: int, path: str, seconds: float) -> None:
     group = join(rank, path, seconds)
     listed = cases.all_cases() if ON_GPUS else [cases.smaller(c) for c in cases.all_cases()]
-    for line in sys.stdin:
+    while True:
+        case = listed[pipe.recv()]
         started = time.monotonic()
-        say(told(lambda case=listed[int(line)]: cases.run_case(case, rank, group)), started)  # type: ignore[misc]
+        say(pipe, told(lambda case=case: cases.run_case(case, rank, group)), started)  # type: ignore[misc]
 
 
-def fault(name: str, rank: int, path: str, seconds: float) -> None:
+def fault(pipe: Pipe, name: str, rank: int, path: str, seconds: float) -> None:
     """Says what this rank got: the code of maskc's error, or of what else was raised."""
     group = join(rank, path, seconds)
     faults.warm(rank, group)
@@ -71,31 +74,37 @@ def fault(name: str, rank: int, path: str, seconds: float) -> None:
         faults.FAULTS[name].act(rank, group)
         if ON_GPUS:
             torch.cuda.synchronize()
-        say({"problem": "", "code": None}, started)
+        say(pipe, {"problem": "", "code": None}, started)
     except MaskcError as e:
-        say({"problem": str(e), "code": e.code}, started)
+        say(pipe, {"problem": str(e), "code": e.code}, started)
     except Exception as e:
-        say({"problem": f"{type(e).__name__}: {e}"[:400], "code": "other"}, started)
+        say(pipe, {"problem": f"{type(e).__name__}: {e}"[:400], "code": "other"}, started)
     os._exit(0)  # a group whose peer is gone does not close cleanly
 
 
-def main() -> None:
-    kind, *rest = sys.argv[1:]
+def main(pipe: Pipe, environment: dict[str, str], errors: str, kind: str, *rest: str) -> None:
+    """The target of a child. errors: the file that takes what it writes to standard error."""
+    os.environ.update(environment)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     if not ON_GPUS:
         torch.set_num_threads(1)
     match kind:
         case "pair":
-            pair(int(rest[0]), rest[1], float(rest[2]))
+            pair(pipe, int(rest[0]), rest[1], float(rest[2]))
         case "soak":
             group, started = join(int(rest[0]), rest[1], float(rest[2])), time.monotonic()
-            say(told(lambda: soak.run(int(rest[0]), group, int(rest[3]))), started)
+            found: list[int] = []
+
+            def check() -> str:
+                problem, done = soak.run(int(rest[0]), group, int(rest[3]), started + float(rest[4]))
+                found.append(done)
+                return problem
+
+            say(pipe, {**told(check), "calls": sum(found)}, started)
         case "fault":
-            fault(rest[0], int(rest[1]), rest[2], float(rest[3]))
+            fault(pipe, rest[0], int(rest[1]), rest[2], float(rest[3]))
         case "devices":
             for name, check in devices.checks():
                 started = time.monotonic()
-                say({"name": name, **told(check)}, started)
-
-
-if __name__ == "__main__":
-    main()
+                say(pipe, {"name": name, **told(check)}, started)
+    os._exit(0)
