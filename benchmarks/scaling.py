@@ -46,6 +46,7 @@ from maskc.runtime.localize import fold_causal, localize
 from maskc.runtime.machine import BACKWARD_FACTOR, DEFAULT_MACHINE, FORWARD_FLOPS
 from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.tile_work import fitted_seconds, tile_work
+from maskc.tiles import TileClass, classify
 
 ROWS = 8192
 """Rows of a rank."""
@@ -317,17 +318,26 @@ def _row(
 
 
 def ranks_tiles(v: BoundaryVectors, p: AttentionPlan) -> list[list[int]]:
-    """PARTIAL tiles, UNMASKED tiles and rows of tiles that have any, of each rank, for one batch item and head."""
+    """What each rank has for one batch item and head: COUNTS."""
     work = tile_work(v, p.rows, p.keys)
-    chunks = [list(p.rows.chunks_of(rank)) for rank in range(p.world)]
-    return [[int(x[own].sum()) for x in (work.partial, work.unmasked, work.rows)] for own in chunks]
+    seen = (classify(v, *work.tile) != TileClass.SKIP.value).any(0).any(0)
+    tile, out = work.tile[0], []
+    for rank in range(p.world):
+        own = p.rows.chunks_of(rank)
+        keys = torch.cat([seen[start // tile : -(-stop // tile)] for start, stop in p.rows.ranges(own)]).any(0)
+        out.append([*(int(x[list(own)].sum()) for x in (work.partial, work.unmasked, work.rows)), int(keys.sum())])
+    return out
+
+
+COUNTS = ("partial", "unmasked", "row", "keys")
+"""PARTIAL tiles, UNMASKED tiles, rows of tiles that have any, columns of tiles (key tiles) that have any."""
 
 
 def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """What tiles and rows of tiles cost, by least squares over the times of all balanced ranks, per direction.
+    """What tiles and their rows and columns cost, by least squares over the times of all balanced ranks, per direction.
 
-    Seconds of a call and of a tile with the whole GPU at work, the ratios that a plan needs, and the median deviation of
-    a rank's time from their sum: what else there is to its time.
+    Seconds of a call and of an UNMASKED tile with the whole GPU at work, what else costs in such tiles, and the median
+    deviation of a rank's time from their sum: what else there is to its time.
     """
     out: dict[str, dict[str, float]] = {}
     for i, direction in enumerate(("forward", "backward")):
@@ -340,9 +350,11 @@ def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         ]
         if len(samples) < FEW_SAMPLES:
             continue
-        call, partial, unmasked, row = fitted_seconds(samples)
-        errors = [abs((call + p * partial + u * unmasked + n * row) / t - 1) for p, u, n, t in samples]
-        out[direction] = {"call_s": call, "unmasked_s": unmasked, "partial": partial / unmasked, "row": row / unmasked}
+        call, *costs = fitted_seconds(samples)
+        unmasked = costs[COUNTS.index("unmasked")]
+        errors = [abs((call + sum(c * n for c, n in zip(costs, counts, strict=True))) / t - 1) for *counts, t in samples]
+        out[direction] = {"call_s": call, "unmasked_s": unmasked}
+        out[direction] |= {name: cost / unmasked for name, cost in zip(COUNTS, costs, strict=True) if name != "unmasked"}
         out[direction] |= {"deviation": statistics.median(errors), "samples": len(samples)}
     return out
 

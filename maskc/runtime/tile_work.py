@@ -44,16 +44,15 @@ class TileCosts:
         return cls(max(1, round(unit * a / b)), unit, max(0, round(unit * c / b)))
 
 
-def fitted_seconds(samples: Sequence[tuple[int, int, int, float]]) -> tuple[float, float, float, float]:
-    """Seconds of (a call, a PARTIAL tile, an UNMASKED tile, a row of tiles): T = c0 + partial a + unmasked b + rows c.
+def fitted_seconds(samples: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Seconds of a call and of each thing counted: T = c0 + c1 n1 + c2 n2 + ..., from samples (n1, n2, ..., seconds).
 
-    Least squares of the relative errors, so that long calls weigh no more than short ones. Samples as in `TileCosts.fit`.
+    Least squares of the relative errors, so that long calls weigh no more than short ones.
     """
-    table = np.array([[1, p, u, r] for p, u, r, _ in samples], dtype=np.float64)
+    table = np.array([[1, *counts] for *counts, _ in samples], dtype=np.float64)
     seconds = np.array([t for *_, t in samples], dtype=np.float64)
     found = np.linalg.lstsq(table / seconds[:, None], np.ones_like(seconds), rcond=None)[0]
-    call, partial, unmasked, row = found.tolist()
-    return call, partial, unmasked, row
+    return tuple(found.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -168,10 +168,10 @@ def test_costs_are_fitted_over_all_masks() -> None:
     assert fits(rows) == {}
     for r in rows:
         scale = r["batch"] * r["heads"] * (1 if r["way"] == "HCC-IPO" else 3)
-        forward = [0.02 + 1e-3 * scale * (1.1 * p + u + 0.5 * n) for p, u, n in r["ranks_tiles"]]
+        forward = [0.02 + 1e-3 * scale * (1.1 * p + u + 0.5 * n + 0.3 * k) for p, u, n, k in r["ranks_tiles"]]
         r |= {"measured": True, "ranks_ms": [[t, 2.5 * t] for t in forward]}
     for fit in fits(rows).values():
-        assert (fit["partial"], fit["row"]) == (pytest.approx(1.1), pytest.approx(0.5))
+        assert [fit[name] for name in ("partial", "row", "keys")] == pytest.approx([1.1, 0.5, 0.3])
         assert fit["deviation"] == pytest.approx(0, abs=1e-9)
         assert fit["samples"] == 12
     assert fits(rows)["backward"]["call_s"] == pytest.approx(5e-5)
