@@ -313,7 +313,8 @@ def _row(
                 out[f"{direction}_rate_short"] = alone / p.world / getattr(times[SHORT], direction)
     if times:
         out["ranks_ms"] = [[round(1e3 * t.forward, 4), round(1e3 * t.backward, 4)] for t in ranks]
-    out["ranks_tiles"] = ranks_tiles(v, p)
+    if way == BALANCED:
+        out["ranks_tiles"] = ranks_tiles(v, p)
     return out
 
 
