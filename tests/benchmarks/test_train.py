@@ -199,7 +199,7 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
             rank.over.pull(forward, piece, 0)
         assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
     copied.clear()
-    grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, part.plan.rows, 1, 8) for _ in range(2)))
+    grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, 1, part.plan.rows, 8) for _ in range(2)))
     for piece in backward.pieces:
         rank.over.push(backward, piece, grads)
     assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)
