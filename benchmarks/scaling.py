@@ -1,7 +1,7 @@
 """Weak scaling of context parallelism: 8192 rows a rank, every rank's local kernel timed in turn on one GPU.
 
     python -m benchmarks.scaling [--seconds 90] [--worlds 4 8 16 32] [--masks causal ...] [--ways contiguous ...] [--out FILE]
-    python -m benchmarks.scaling --tiles [--out FILE]
+    python -m benchmarks.scaling --tiles [--out FILE]    afterwards, without a GPU: counts tiles and fits what they cost
 
 Ranks hold the rows that the plan gives them; their keys are gathered beforehand, so the times are those of the kernels
 alone. Reported: the slowest rank over the mean, forward and backward; the rate over visible cells against the whole mask
@@ -269,13 +269,14 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
     return [_row(cell, way, p, v, visible, times, taken[way]) for way, p in found.items()]
 
 
-def tiles_over_one(cell: Cell) -> dict[str, float]:
-    """What the kernels of balanced ranks visit over what one does; see `maskc.runtime.kernel_tiles`."""
+def counted(cell: Cell) -> dict[str, Any]:
+    """What balanced ranks have (COUNTS), and what their kernels visit over one kernel; see `maskc.runtime.kernel_tiles`."""
     spec, length = cell.spec(), cell.rows * cell.world
-    p = plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED]
-    found = kernel_tiles(spec.vectors(length, length), p, cell.shape.head_dim)
+    p, v = plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED], spec.vectors(length, length)
+    found = kernel_tiles(v, p, cell.shape.head_dim)
     assert found is not None
-    return {"forward_tiles_over_one": found.forward, "backward_tiles_over_one": found.backward, "key_tiles_over_one": found.keys}
+    over_one = {"forward": found.forward, "backward": found.backward, "key": found.keys}
+    return {"ranks_tiles": ranks_tiles(v, p)} | {f"{kind}_tiles_over_one": x for kind, x in over_one.items()}
 
 
 def _row(
@@ -313,8 +314,6 @@ def _row(
                 out[f"{direction}_rate_short"] = alone / p.world / getattr(times[SHORT], direction)
     if times:
         out["ranks_ms"] = [[round(1e3 * t.forward, 4), round(1e3 * t.backward, 4)] for t in ranks]
-    if way == BALANCED:
-        out["ranks_tiles"] = ranks_tiles(v, p)
     return out
 
 
@@ -343,7 +342,7 @@ def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {}
     for i, direction in enumerate(("forward", "backward")):
         straddle = f"{direction}_tiles_over_one"  # the counts are of tiles that do not
-        balanced = [r for r in rows if r["measured"] and r["way"] == BALANCED and r.get(straddle, 1.0) < WHOLE]
+        balanced = [r for r in rows if r["measured"] and "ranks_tiles" in r and r.get(straddle, 1.0) < WHOLE]
         samples = [
             (*(n * r["batch"] * r["heads"] for n in tiles), 1e-3 * ms[i])
             for r in balanced
@@ -410,12 +409,12 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def count_tiles(path: Path) -> None:
-    """Put `tiles_over_one` into the balanced rows of a file."""
+    """Put what is counted into the balanced rows of a file, and fit costs to it."""
     info, rows = read(path)
     for r in rows:
         if r["way"] == BALANCED:
             shape = Shape(*(r[f.name] for f in fields(Shape)))
-            r |= tiles_over_one(Cell(r["mask"], r["world"], shape, r["rows_per_rank"]))
+            r |= counted(Cell(r["mask"], r["world"], shape, r["rows_per_rank"]))
     write(path, info, rows)
 
 

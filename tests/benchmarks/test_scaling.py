@@ -28,6 +28,7 @@ from benchmarks.scaling import (
     Times,
     cell_rows,
     cells,
+    counted,
     fits,
     line,
     read,
@@ -164,13 +165,14 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_costs_are_fitted_over_all_masks() -> None:
     """Times that are made of tiles give the costs of those tiles; uneven ways and the model's rows are left out."""
     cases = [Cell(mask, 4, Shape(8, h, 1, 128)) for h, mask in ((2, "causal_document"), (3, "sliding_window"), (5, "causal"))]
-    rows = [r for cell in cases for r in cell_rows(cell, WAYS, 3, None)]
-    assert fits(rows) == {}
-    for r in rows:
-        scale = r["batch"] * r["heads"]
-        tiles = r.get("ranks_tiles", [[1, 2, 3, 4]])  # other ways are not counted, and not fitted
+    rows = []
+    for cell in cases:
+        tiles = counted(cell)["ranks_tiles"]
+        scale = cell.shape.batch * cell.shape.heads
         forward = [0.02 + 1e-3 * scale * (1.1 * p + u + 0.5 * n + 0.3 * k) for p, u, n, k in tiles]
-        r |= {"measured": True, "ranks_ms": [[t, 2.5 * t] for t in forward]}
+        timed = {"measured": True, "batch": 8, "heads": cell.shape.heads, "ranks_ms": [[t, 2.5 * t] for t in forward]}
+        rows += [timed | {"ranks_tiles": tiles}, timed | {"ranks_ms": [[1.0, 1.0]] * 4}]
+    assert fits(rows[:2]) == {}
     for fit in fits(rows).values():
         assert [fit[name] for name in ("partial", "row", "keys")] == pytest.approx([1.1, 0.5, 0.3])
         assert fit["deviation"] == pytest.approx(0, abs=1e-9)
