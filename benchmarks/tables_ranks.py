@@ -77,6 +77,14 @@ def fitted_rows() -> str:
     return ", ".join(f"{fit['row']:.1f} {direction}" for direction, fit in _fits().items())
 
 
+def fitted_keys() -> str:
+    """Cost of a key tile that a rank reads, in UNMASKED tiles, by the same fit."""
+    found = {direction: fit["keys"] for direction, fit in _fits().items() if "keys" in fit}
+    if not found:
+        raise NoData("scaling")
+    return ", ".join(f"{keys:.1f} {direction}" for direction, keys in found.items())
+
+
 def fitted_within() -> str:
     """Median deviation of a rank's time from what its tiles and rows cost."""
     return ", ".join(f"{100 * fit['deviation']:.1f} % {direction}" for direction, fit in _fits().items())
@@ -90,6 +98,11 @@ def rate_alone(kind: str) -> str:
 def tiles_over_one() -> str:
     """Tiles that balanced ranks visit over those of the whole mask, least to greatest over the cells, by direction."""
     return _by_direction("tiles_over_one")
+
+
+def key_tiles() -> str:
+    """Key tiles that balanced ranks read over those of the whole mask, least to greatest over the cells."""
+    return _ends((r["key_tiles_over_one"] for r in _balanced("key_tiles_over_one")), ".1f")
 
 
 def _by_direction(what: str) -> str:
@@ -460,7 +473,8 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, not_scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows, fitted_within,
+    scaling, scaling_rates, scaled, not_scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows,
+    fitted_keys, fitted_within, key_tiles,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, overlap_bars, hidden_gpus, routing, training,
     training_gpus, ablation, ablated, ablation_origin, ablation_size, ablation_steps,
