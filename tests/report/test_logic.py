@@ -77,7 +77,9 @@ def test_queues_and_tests_are_the_kernels(subjects: dict[str, Subject], cases: d
     for name, found in zip(NAMES, evaluate(QUEUES, [cases[n] for n in NAMES]), strict=True):
         for (_, v), rows in zip(slices(subjects[name], cases[name]), found, strict=True):
             vectors = dict(zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True))
-            spec: Any = SimpleNamespace(block_q=16, block_kv=16, zero_unseen=False, form=SimpleNamespace(causal=v.causal))
+            spec: Any = SimpleNamespace(
+                block_q=16, block_kv=16, row_groups=1, zero_unseen=False, form=SimpleNamespace(causal=v.causal)
+            )
             index = KvIndex(spec, v.nq, v.nk, {n: t[0, 0].tolist() for n, t in vectors.items() if t is not None})
             for i, got in enumerate(rows):
                 want = [(block, [text for bit, text in tests.items() if tag & bit]) for block, tag in index.queue(i)]
