@@ -44,6 +44,8 @@ NODES, PER_NODE = 2, 4
 ROWS = 8192
 HEADS = 32
 REPEATS = 3
+LINKS = (1, 2)
+"""Copies of every chunk that crosses."""
 
 
 class SlowLink(Link):
@@ -57,11 +59,10 @@ class SlowLink(Link):
             super()._copied(chunk, *rest, **named)
 
 
-def seconds_of(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory, times: int, device: torch.device) -> float:
-    """Median of one layer, forward and backward, of a rank."""
+def seconds_of(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory, device: torch.device) -> list[float]:
+    """Median of one layer, forward and backward, of a rank, over each link of LINKS."""
     part = part_of(p, rank)
     link = SlowLink(part, p.keys, memory, INSIDE)
-    link.times = times
     queues = CudaQueues(device) if ON_GPUS else HostQueues()
     readers = tuple(reader for reader, _ in part.plan.lends)
     over = Overlapped(
@@ -73,14 +74,20 @@ def seconds_of(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memor
     g = torch.Generator(device).manual_seed(rank)
     shapes = (local.nq, HEADS), *((p.keys.local_length(rank), memory.shape.heads),) * 2, (local.nq, HEADS)
     q, k, v, dout = (torch.randn(1, n, h, HEAD_DIM, generator=g, device=device).to(memory.shape.dtype) for n, h in shapes)
-    times_taken = []
-    for _ in range(2 + REPEATS):
+
+    def layer() -> float:
         started = time.perf_counter()
         out, lse = over.forward(local, q, k, v, HEAD_DIM**-0.5, "gated")
         over.backward(local, q, k, v, out, lse, dout, HEAD_DIM**-0.5, "gated")
         over.finish()
-        times_taken.append(time.perf_counter() - started)
-    return statistics.median(times_taken[2:])
+        return time.perf_counter() - started
+
+    layer()
+    found = []
+    for link.times in LINKS:
+        layer()
+        found.append(statistics.median(layer() for _ in range(REPEATS)))
+    return found
 
 
 def across(p: AttentionPlan) -> int:
@@ -97,8 +104,9 @@ def rows(node: int, device: torch.device, rows_per_rank: int, heads_kv: int, gro
     dtype = torch.bfloat16 if ON_GPUS else torch.float32
     memory = Memory(length, KeyShape(1, heads_kv, HEAD_DIM, HEAD_DIM, dtype), device)
     last = sorted(MASKS, key="causal".__eq__)  # what takes longest comes last
-    for times, mask, prune, hierarchical in product((1, 2), last, (True, False), (True, False)):
-        spec = mask_case(mask, length, heads=HEADS).spec()
+    specs = {mask: mask_case(mask, length, heads=HEADS).spec() for mask in last}
+    for mask, prune, hierarchical in product(last, (True, False), (True, False)):
+        spec = specs[mask]
         p = plan(
             spec,
             world_size=world,
@@ -110,22 +118,23 @@ def rows(node: int, device: torch.device, rows_per_rank: int, heads_kv: int, gro
             heads_kv=heads_kv,
             head_dim=HEAD_DIM,
         )
-        mine = max(seconds_of(spec, p, r, memory, times, device) for r in range(node * PER_NODE, (node + 1) * PER_NODE))
-        slowest = torch.tensor([mine], dtype=torch.float64)
+        mine = [seconds_of(spec, p, r, memory, device) for r in range(node * PER_NODE, (node + 1) * PER_NODE)]
+        slowest = torch.tensor([max(of_ranks) for of_ranks in zip(*mine, strict=True)], dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-        yield {
-            "mask": mask,
-            "seqlen": length,
-            "heads": HEADS,
-            "kv_heads": heads_kv,
-            "world": world,
-            "nodes": NODES,
-            "routing": "hierarchical" if hierarchical else "flat",
-            "prune": prune,
-            "link_gb_s": 50 / times,
-            "step_ms": 1e3 * slowest.item(),
-            "bytes_across": across(p),
-        }
+        for times, seconds in zip(LINKS, slowest.tolist(), strict=True):
+            yield {
+                "mask": mask,
+                "seqlen": length,
+                "heads": HEADS,
+                "kv_heads": heads_kv,
+                "world": world,
+                "nodes": NODES,
+                "routing": "hierarchical" if hierarchical else "flat",
+                "prune": prune,
+                "link_gb_s": 50 / times,
+                "step_ms": 1e3 * seconds,
+                "bytes_across": across(p),
+            }
 
 
 def serve(node: int, meet: str, until: float, out: Path, shrink: int) -> None:

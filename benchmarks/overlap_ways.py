@@ -194,7 +194,8 @@ def torch_context_parallel(rank: Rank) -> Run:
     mod = mask_mod(rank.case, rank.device)
     balancer = cp._HeadTailLoadBalancer(rank.length, rank.peer.world, rank.device)
     make = getattr(cp._attention, "_create_cp_block_mask", None) or cp._attention.create_cp_block_mask
-    made = make(mod, 1, 1, rank.length, rank.length, mesh, load_balancer=balancer)
+    with torch.compiler.set_stance("force_eager"):  # compiled, it takes a minute
+        made = make(mod, 1, 1, rank.length, rank.length, mesh, load_balancer=balancer)
     attend = torch.compile(flex_attention, dynamic=False)
     g = torch.Generator(rank.device).manual_seed(rank.peer.rank)
     batch, heads, heads_kv = rank.cell.batch, rank.cell.heads, rank.cell.heads_kv

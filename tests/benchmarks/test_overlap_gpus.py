@@ -67,7 +67,7 @@ def test_a_cell_has_a_row_of_every_way(ranks: Pool) -> None:  # noqa: F811
 
 
 def nodes(rank: int, group: Any) -> list[dict[str, Any]]:
-    return list(islice(overlap_nodes.rows(rank, torch.device("cpu"), 128, 2, group), 4))
+    return list(islice(overlap_nodes.rows(rank, torch.device("cpu"), 128, 2, group), 8))
 
 
 def test_routing_over_nodes_saves_what_the_plan_says(ranks: Pool) -> None:  # noqa: F811
