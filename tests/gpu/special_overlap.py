@@ -6,7 +6,7 @@ rank works again.
 
     python -m tests.gpu.special_overlap ITERATIONS [SECONDS]
 
-runs random calls alone, for other settings of CUDA_DEVICE_MAX_CONNECTIONS, and tells how many were compared.
+runs random calls alone, for other settings of CUDA_DEVICE_MAX_CONNECTIONS and SEED, and tells how many were compared.
 """
 
 from __future__ import annotations
@@ -253,10 +253,15 @@ def different_gradients(a: Calls, b: Calls, deterministic: bool) -> str:
     return "" if all(torch.isfinite(t).all() for t in (a.dq, a.dk, a.dv, *a.pushed)) else "NaN in the gradients"
 
 
-def whole_mask(name: str, n: int, device: str | None = None) -> BoundaryVectors:
-    made = suite_mask(name, n, n, random.Random(11))
+@cache
+def _compiled_mask(path: str) -> maskc.CompiledMask:
+    return maskc.compile(path)
+
+
+def whole_mask(name: str, n: int, device: str | None = None, seed: int = 11) -> BoundaryVectors:
+    made = suite_mask(name, n, n, random.Random(seed))
     assert made is not None
-    return maskc.compile(str(made[0])).bind(nq=n, nk=n, **made[1]).vectors(n, n, torch.device(device or DEVICE))
+    return _compiled_mask(str(made[0])).bind(nq=n, nk=n, **made[1]).vectors(n, n, torch.device(device or DEVICE))
 
 
 def bits(name: str, world: int, dim: int, chunk: int, batch: int, n: int = 4096) -> str:
@@ -411,34 +416,42 @@ def iterations(count: int) -> str:
     return random_calls(count, 0)[1]
 
 
-def random_calls(count: int, seed: int, seconds: float = math.inf) -> tuple[int, str]:
+IN_A_ROW = 17
+"""Random calls of one plan."""
+
+
+def random_calls(
+    count: int, seed: int, seconds: float = math.inf, tell: Callable[[int], object] = lambda done: None
+) -> tuple[int, str]:
     """(calls that were compared, what is wrong). Random masks; calls in a row without a pause, peers that post from a
-    thread of their own with random delays. seconds: after which no more calls are begun.
+    thread of their own with random delays. seconds: after which no more calls are begun. tell: of calls so far.
     """
     rng = random.Random(seed)
-    done, until = 0, time.monotonic() + seconds
+    done, until, warm = 0, time.monotonic() + seconds, set[MaskForm]()
     while done < count and time.monotonic() < until:
-        n = rng.choice([1024, 2048, 3000])
-        world = rng.choice([2, 3, 4])
-        pairing = Pairing(whole_mask(rng.choice(MASKS), n), world, rng.randrange(world), 128, rng.choice([128, 384]), 1)
-        pairing.warm()
-        calls = min(25, count - done)
+        world, calls, deterministic = rng.choice([2, 3, 4]), min(IN_A_ROW, count - done), rng.random() < 0.5
+        v = whole_mask(rng.choice(MASKS), rng.choice([1024, 1536, 2000]), seed=rng.randrange(1 << 30))
+        pairing = Pairing(v, world, rng.randrange(world), 128, rng.choice([128, 256, 384]), 1)
+        if (form := hopper.mask_form(pairing.local)) not in warm:
+            pairing.warm()
+            warm.add(form)
         made = [pairing.keys(rng.randrange(1 << 30)) for _ in range(calls)]
         torch.cuda.synchronize()
-        results = {executor: calls_in_a_row(pairing, executor, made, rng.random() * 1e-3) for executor in pairing.ranks}
-        first, *others = results.values()
+        delays = [rng.random() * 1e-3 for _ in EXECUTORS]
+        first, *others = (calls_in_a_row(pairing, e, made, d, deterministic) for e, d in zip(EXECUTORS, delays, strict=True))
         for other in others:
             for i, (a, b) in enumerate(zip(first, other, strict=True)):
-                if problem := different(a[0], b[0]) or different_gradients(a[1], b[1], deterministic=True):
+                if problem := different(a[0], b[0]) or different_gradients(a[1], b[1], deterministic):
                     return done + i, f"call {done + i}: {problem}"
         done += calls
+        tell(done)
     return done, ""
 
 
 Both = tuple[tuple[Tensor, Tensor], Calls]
 
 
-def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], delay: float) -> list[Both]:
+def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], delay: float, deterministic: bool) -> list[Both]:
     """Forward and backward of each; peers run in a thread of their own, which also adds up what was pushed to them."""
     first = pairing.ranks[executor].epoch + 1
     failures: list[BaseException] = []
@@ -470,7 +483,7 @@ def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], del
     results = []
     for given in made:
         forward = pairing.forward(executor, given)
-        results.append((forward, pairing.backward(executor, given, forward, deterministic=True)))
+        results.append((forward, pairing.backward(executor, given, forward, deterministic=deterministic)))
         time.sleep(delay * random.random())
     pairing.ranks[executor].finish()
     posting.join()
@@ -487,9 +500,16 @@ def connections(count: int) -> str:
     return "" if ran.returncode == 0 else (ran.stdout + ran.stderr)[-400:]
 
 
-if __name__ == "__main__":
+def main(count: int, seconds: float) -> int:
     started = time.monotonic()
-    limit = float(sys.argv[2]) if len(sys.argv) > 2 else math.inf
-    done, problem = random_calls(int(sys.argv[1]), int(os.environ.get("SEED", "0")), limit)
+
+    def tell(calls: int) -> None:
+        print(f"{calls} calls in {time.monotonic() - started:.1f} s", flush=True)
+
+    done, problem = random_calls(count, int(os.environ.get("SEED", "0")), seconds, tell)
     print(f"{done} calls in {time.monotonic() - started:.1f} s: {problem or 'the same bits'}")
-    sys.exit(bool(problem))
+    return int(bool(problem))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else math.inf))
