@@ -80,7 +80,7 @@ class Memory:
 
     def __init__(self, rows: int, shape: KeyShape, device: torch.device, link: Kind = "host") -> None:
         pinned = device.type == "cuda"
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
         self.shape, self.device, self.pinned, self.link = shape, device, pinned, link
         far = torch.device("cpu") if link == "host" else torch.device("cuda", 1 - (device.index or 0))
         self.keys = shape.empty(rows, far, pinned and link == "host")
@@ -89,8 +89,8 @@ class Memory:
             torch.zeros(1, device=device).copy_(torch.zeros(1, device=far))  # torch lets them reach each other
             torch.cuda.synchronize(far)
         for k, g in zip(self.keys, self.came, strict=True):
-            k.copy_(torch.randn(k.shape, generator=generator, dtype=torch.float32))
-            g.copy_(1e-3 * torch.randn(g.shape, generator=generator, dtype=torch.float32))
+            k.copy_(torch.randn(k.shape, generator=generator, device=device, dtype=torch.float32))
+            g.copy_(1e-3 * torch.randn(g.shape, generator=generator, device=device, dtype=torch.float32))
 
 
 def starts(keys: Layout) -> dict[int, int]:
