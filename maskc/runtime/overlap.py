@@ -35,6 +35,7 @@ from maskc.runtime.protocol import (
     PARTS,
     Attend,
     Begin,
+    End,
     Fill,
     Operation,
     Pull,
@@ -285,12 +286,12 @@ class Overlapped(KeyBuffer):
                 if call.executor == "copy-then-attend":
                     queues.follow("send", "compute")
                     self._report()
-                if isinstance(made, Gradients):
-                    queues.keep("send", (made.dk, made.dv))
                 return made
             case Push(piece, _, _, groups):
                 assert isinstance(result, Gradients)
                 self.push(call.cut, piece, result, groups)
+            case End(after):
+                queues.follow("compute", after)
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None

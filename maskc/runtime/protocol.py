@@ -149,7 +149,14 @@ class Sum:
     epoch: int
 
 
-Operation: TypeAlias = Wait | Put | Begin | Fill | Settle | Pull | Attend | Push | Sum
+@dataclass(frozen=True, slots=True)
+class End:
+    """The compute stream goes on once everything enqueued on this stream so far is complete: it may use the memory again."""
+
+    after: Stream
+
+
+Operation: TypeAlias = Wait | Put | Begin | Fill | Settle | Pull | Attend | Push | Sum | End
 Step: TypeAlias = tuple[Stream, Operation]
 
 
@@ -250,7 +257,7 @@ def backward_steps(
     steps += [("compute", Wait(Word("sent", rank, r), told(epoch, parts, parts))) for r in lenders]
     steps.append(("compute", Sum(lenders, epoch)))
     steps += [("compute", Put(Word("free", r, rank), epoch)) for r in lenders]
-    return tuple(steps)
+    return (*steps, ("compute", End("send"))) if leaving else tuple(steps)
 
 
 def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:

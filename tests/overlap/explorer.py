@@ -20,6 +20,7 @@ from maskc.runtime.protocol import (
     HALVES,
     Attend,
     Begin,
+    End,
     Fill,
     Operation,
     Pull,
@@ -192,6 +193,11 @@ class Explorer:
             case Begin():
                 before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][0])
                 if state.at[rank][0].done >= before:
+                    yield Move(complete, True, True)
+            case End(after):
+                other = STREAMS.index(after)
+                before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][other])
+                if state.at[rank][other].done >= before:
                     yield Move(complete, True, True)
             case Fill(half, epoch, part):
                 if at.phase == 0 and part == 0 and self._attending(state, rank):
