@@ -40,9 +40,13 @@ class Inputs:
 
 def bind_file(mask: CompiledMask, path: str | Path) -> BoundMask:
     """`mask.bind` with what the file gives. Raises M541, M542 and what `bind` raises."""
+    return bind_inputs(mask, read_inputs(path))
+
+
+def bind_inputs(mask: CompiledMask, given: Inputs) -> BoundMask:
+    """`mask.bind` with what was read."""
     from maskc.binding.bind import bind
 
-    given = read_inputs(path)
     return bind(mask, nq=given.nq, nk=given.nk, batch=given.batch, validate=True, inputs=given.values)
 
 

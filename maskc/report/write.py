@@ -12,7 +12,7 @@ from maskc.compiled import CompiledMask
 from maskc.diagnostics import error
 from maskc.files import unwritable
 from maskc.frontend import parse_file, split_target
-from maskc.inputs import bind_file
+from maskc.inputs import Inputs, bind_inputs, read_inputs
 from maskc.report.cases import TOKENS_WITHOUT_DATA, Subject, standard
 from maskc.report.gallery import EXAMPLES, example
 from maskc.report.page import explain_page
@@ -48,17 +48,18 @@ def subjects(target: str, inputs: Path | None) -> Iterator[Subject]:
     """The masks that a target names, bound to the data of a file, or to the standard set's own where there is none."""
     file, name = split_target(target)
     parsed = parse_file(file)
+    given = None if inputs is None else read_inputs(inputs)  # once: it may be a pipe
     for fn in parsed.masks if name is None else (parsed.pick(name),):
-        bound = _bound(compile_fn(fn, parsed.warnings), str(file), inputs)
+        bound = _bound(compile_fn(fn, parsed.warnings), str(file), given)
         v = bound.vectors()
         if v.nq == 0 or v.nk == 0:
             raise error("M540", f"a page of `{fn.name}` needs a row and a key at least; these data have {v.nq} and {v.nk}")
         yield Subject(fn.name, "yours", bound)
 
 
-def _bound(compiled: CompiledMask, file: str, inputs: Path | None) -> BoundMask:
-    if inputs is not None:
-        return bind_file(compiled, inputs)
+def _bound(compiled: CompiledMask, file: str, given: Inputs | None) -> BoundMask:
+    if given is not None:
+        return bind_inputs(compiled, given)
     library = [file.removeprefix("std:"), f"{file.removeprefix('std:')}:{compiled.fn.name}"] if file.startswith("std:") else []
     for name in library:
         if name in EXAMPLES:

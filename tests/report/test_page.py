@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -95,10 +96,15 @@ def test_page_holds_the_users_mask_and_the_standard_set(page: str) -> None:
 
 
 def test_every_mask_of_a_file_is_shown(tmp_path: Path) -> None:
+    """Their data may come through a pipe, which can be read once."""
     file, inputs, out = tmp_path / "two.mask", tmp_path / "in.json", tmp_path / "out.html"
     file.write_text("input w : int\nmask near = k <= q < k + w\nmask far = k + w <= q\n")
     inputs.write_text('{"nq": 20, "nk": 20, "inputs": {"w": 5}}')
-    assert main(["explain", str(file), "--inputs", str(inputs), "--html", str(out)]) == 0
+    pipe, end = os.pipe()
+    os.write(end, inputs.read_bytes())
+    os.close(end)
+    assert main(["explain", str(file), "--inputs", f"/dev/fd/{pipe}", "--html", str(out)]) == 0
+    os.close(pipe)
     names = [c["name"] for c in data_of(out.read_text())["cases"] if c["group"] == "yours"]
     assert names == ["near", "far"]
     assert main(["explain", f"{file}:far", "--inputs", str(inputs), "--html", str(out)]) == 0
