@@ -18,7 +18,7 @@ from maskc.runtime.link import Link, Room, aligned
 from maskc.runtime.merge import accumulator
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import HALVES, Turn, Word
-from maskc.runtime.transport import Copy, KeyShape, Pair, copy
+from maskc.runtime.transport import Copy, KeyShape, Pair, Pulls, copy
 
 
 class Symmetric:
@@ -34,7 +34,7 @@ class Symmetric:
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank
         self._lent = dict(plan.lends)
-        self._pulls: dict[tuple[int, ...], tuple[Copy, ...]] = {}
+        self._pulls = Pulls(self)
         self._pushes: dict[tuple[int, ...], tuple[tuple[int, Copy], ...]] = {}
         self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
@@ -45,19 +45,13 @@ class Symmetric:
         return self.link.address(word)
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        rows = into[0].shape[1]
         if into[0].device.type != "cuda":
-            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, rows), strict=True):
+            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
                 copy(mine, theirs)
                 comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
             return
-        key = rank, half, chunk, heads.start, heads.stop, rows, into[0].data_ptr()
-        copies = self._pulls.get(key)
-        if copies is None:
-            copies = tuple(map(Copy.of, into, self.readable(rank, half, chunk, heads, rows)))
-            self._pulls[key] = copies
         stream = torch.cuda.current_stream(into[0].device).cuda_stream
-        for one in copies:
+        for one in self._pulls.of(rank, half, chunk, heads, into):
             one.enqueue(stream)
             comm.count_pulled("kv", rank, one.bytes)
 

@@ -284,6 +284,24 @@ def by_chunk(keys: Layout, chunk: int, rows: int) -> Iterator[tuple[int, slice]]
             at += keys.size_of(c)
 
 
+class Pulls:
+    """The copies of pieces of one transport, prepared once. half_of: the half of a rank's buffer that a call's half lies in."""
+
+    def __init__(self, transport: Transport, half_of: Callable[[int, int], int] = lambda rank, half: half) -> None:
+        self._transport, self._half_of = transport, half_of
+        self._made: dict[tuple[int, ...], tuple[Copy, ...]] = {}
+
+    def of(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> tuple[Copy, ...]:
+        """What `Transport.pull` copies to the memory of a GPU."""
+        rows, half = into[0].shape[1], self._half_of(rank, half)
+        key = rank, half, chunk, heads.start, heads.stop, rows, into[0].data_ptr()
+        found = self._made.get(key)
+        if found is None:
+            found = tuple(map(Copy.of, into, self._transport.readable(rank, half, chunk, heads, rows)))
+            self._made[key] = found
+        return found
+
+
 class Loopback:
     """Other ranks in host memory. Nobody reads this rank's keys; `lends` of its plan says who pushes gradients.
 
@@ -316,7 +334,7 @@ class Loopback:
         words = torch.zeros(len(_LOOPED) * max(1, len(self._index)), dtype=torch.int32)
         self._words = words.pin_memory() if pinned else words
         self._epochs = Epochs()
-        self._pulls: dict[tuple[int, ...], tuple[Copy, ...]] = {}
+        self._pulls = Pulls(self, lambda r, half: half % len(self._halves[r]))
         self._sent: dict[int, Pair] = {}  # by chunk: what this rank pushed
         self._staged: dict[tuple[int, int], Pair] = {}
 
@@ -329,16 +347,12 @@ class Loopback:
         return self._words.data_ptr() + 4 * (len(_LOOPED) * self._index[peer] + _LOOPED.index((word.kind, mine)))
 
     def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        rows, place = into[0].shape[1], into[0].data_ptr()
         if into[0].device.type != "cuda":
-            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, rows), strict=True):
+            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
                 self._copy(mine, theirs)
             return
-        key = rank, half % len(self._halves[rank]), chunk, heads.start, heads.stop, rows, place
-        if key not in self._pulls:
-            self._pulls[key] = tuple(map(Copy.of, into, self.readable(rank, half, chunk, heads, rows)))
         stream = torch.cuda.current_stream(into[0].device).cuda_stream
-        for one in self._pulls[key]:
+        for one in self._pulls.of(rank, half, chunk, heads, into):
             for _ in range(self.slowness):
                 one.enqueue(stream)
 
