@@ -174,6 +174,10 @@ def is_put(kind: str) -> Callable[[object], bool]:
     return lambda op: isinstance(op, Put) and op.word.kind == kind
 
 
+def is_wait(kind: str) -> Callable[[object], bool]:
+    return lambda op: isinstance(op, Wait) and op.word.kind == kind
+
+
 def waits_first(program: Program) -> Program:
     """Each call enqueues its copies, and so its waits for others, before it tells them that its own keys are ready."""
     out: Program = []
@@ -226,6 +230,7 @@ BROKEN_BACKWARD: dict[str, tuple[Mutation, str]] = {
     "staging is written before it was added up": (without("free", Wait), "adds up"),
     "the owner is told before the last push": (swapped(lambda op: isinstance(op, Push), is_put("sent")), "adds up"),
     "staging is called free before the sum": (swapped(lambda op: isinstance(op, Sum), is_put("free")), "adds up"),
+    "the kernel adds what has not come": (swapped(is_wait("sent"), is_put("came")), "adds up"),
     "nobody says sent": (without("sent", Put), "waits for ever"),
     "nobody says free": (without("free", Put), "waits for ever"),
 }
@@ -253,7 +258,7 @@ def test_broken_ways_of_gradients_are_found_out(name: str) -> None:
     mutate, message = BROKEN_BACKWARD[name]
     found = []
     cases = ("two ranks, a chunk each", "two ranks, two chunks each", "causal pair: nobody copies from rank 1")
-    for case, calls in product(cases, ("bbb", "bkk")):
+    for case, calls in product(cases, ("bbb", "bkk", "aa")):
         try:
             Explorer([mutate(p) for p in programs(case, calls)]).explore()
         except Violation as violation:
