@@ -12,8 +12,10 @@ Backward, the copies are those of keys and of the gradients of others in one dir
 other direction at the same time, and the sum. E = 1 - exposed / copies with exposed = overlapped - attention, of medians,
 never clamped, with a 95 % interval from resampling; hidden / min = (attention + copies - overlapped) /
 min(attention, copies). The way of own keys into the buffer counts as exposed, where the kernel does not read them in
-place. What the gate costs: with flags that are all there, against none looked at (gate_overhead), and against the kernel
-without a gate, which takes its tiles in another order (against_no_gate). A link of half the rate copies every chunk twice.
+place. e_possible, hidden_possible: what no order of work could beat (`benchmarks.overlap_bounds`). What the gate costs: with
+flags that are all there, against none looked at (gate_overhead, in pairs behind each other, with its interval), and against
+the kernel without a gate, which takes its tiles in another order (against_no_gate). against_copy_first: the step over that of
+"copy-then-attend", in pairs where they are close. A link of half the rate copies every chunk twice.
 --dry lists the cells with the model's times. --gpus N runs `benchmarks.overlap_gpus` instead.
 """
 
@@ -21,24 +23,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.digest import digest
 from benchmarks.kernels import attention, compile_all
+from benchmarks.overlap_bars import HALF, HIDDEN, WHOLE
+from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, MASKS, Cell, Problem, cells, everything_gathered, problem
 from benchmarks.overlap_rank import Rank
+from benchmarks.overlap_times import Runs, Stopwatch, figures, interval, median_of
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import OutDtype
@@ -47,17 +50,16 @@ from maskc.runtime import hopper
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.overlap_model import backward_times, flows, forward_times
-from maskc.runtime.protocol import Stream
-from maskc.runtime.transport import CudaQueues
 
-CLOCK = 1.98e9
-"""Cycles per second of the GPU."""
-FEWEST, MOST = 7, 40
-"""Rounds of a cell."""
 EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
 BASELINES = ("dual-chunk gather", "peer by peer")
-SIDES: tuple[Stream, Stream] = ("copy", "send")
-Runs = dict[str, Callable[[], Any]]
+ASIDE = ("flags set", "no gate", "own keys", "keys", "sends", "sum", *BASELINES)
+"""What few figures need."""
+MOST_HIDDEN = 0.90
+"""Of the lesser of copies and attention, where copies take longer."""
+GATE = 0.005
+CLOSE = 0.9
+"""Share of the time of "copy-then-attend" from which the two are compared in pairs."""
 
 
 class Pairing:
@@ -90,12 +92,20 @@ def measure(pairing: Pairing, seconds: float, direction: str) -> list[dict[str, 
     }
     if direction == "forward":
         runs["peer by peer"] = ours.peer_by_peer
+    else:
+        runs |= {"keys": partial(ours.copies, direction), "sends": ours.sends, "sum": ours.sum}
     if whole is not None:
         runs["dual-chunk gather"] = partial(getattr(whole, direction), "copy-then-attend")
-    results, times = _times(runs, queues, seconds, ours.rank.finish)
+    watch = Stopwatch(runs, queues, ours.rank.finish)
+    times = watch.rounds(seconds, ASIDE)
+    copies()  # its flags are those that "flags set" looks at
+    ratios = {"gate": watch.ratios("attention", "flags set", seconds / 2)}
+    if statistics.median(times["gated"]) > CLOSE * statistics.median(times["copy-then-attend"]):
+        ratios["first"] = watch.ratios("copy-then-attend", "gated", seconds / 2)
+    results = watch.results
     pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
     same = all(torch.equal(a, b) for a, b in pairs)
-    return _rows(pairing.made, direction, times, len(cut.pieces), same)
+    return _rows(pairing, direction, times, ratios, len(cut.pieces), same)
 
 
 def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -103,12 +113,24 @@ def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(a, b, strict=True) if direction == "forward" else zip(a[1:], b[1:], strict=True)
 
 
-def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: int, same: bool) -> list[dict[str, Any]]:
-    cell = made.cell
+def _rows(
+    pairing: Pairing,
+    direction: str,
+    times: dict[str, list[float]],
+    ratios: dict[str, list[float]],
+    pieces: int,
+    same: bool,
+) -> list[dict[str, Any]]:
+    made, cell = pairing.made, pairing.made.cell
     medians = {name: statistics.median(t) for name, t in times.items()}
     row_bytes = DEFAULT_MACHINE.bytes_per_row(cell.heads_kv, HEAD_DIM)
     pulled = sum(s.rows for s in made.order.pulls) * row_bytes
     lent = sum(made.p.keys.size_of(c) for _, chunks in made.order.lends for c in chunks) * row_bytes
+    gate, gate_low, gate_high = (x - 1 for x in median_of(ratios["gate"]))
+    first = median_of(ratios["first"])[0] if "first" in ratios else medians["gated"] / medians["copy-then-attend"]
+    ends = [medians[n] for n in (("attention", "keys", "sends", "sum") if direction == "backward" else ("attention", "copies"))]
+    soonest = soonest_end(pairing.ours.needs(direction), hopper.multiprocessors(pairing.ours.device), *ends)
+    possible = best(medians["attention"], medians["copies"], soonest)
     shared = {
         "mask": cell.mask,
         "seqlen": cell.seqlen,
@@ -126,8 +148,10 @@ def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: 
         "t_comm_ms": medians["copies"],
         "t_no_gate_ms": medians["no gate"],
         "t_own_keys_ms": medians["own keys"],
-        "gate_overhead": medians["flags set"] / medians["attention"] - 1,
-        "against_no_gate": medians["flags set"] / medians["no gate"] - 1,
+        "gate_overhead": gate,
+        "gate_low": gate_low,
+        "gate_high": gate_high,
+        "against_no_gate": medians["attention"] * (1 + gate) / medians["no gate"] - 1,
         "direction": direction,
     }
     machine = replace(DEFAULT_MACHINE, intra=LINK_RATE / cell.link)
@@ -140,8 +164,24 @@ def _rows(made: Problem, direction: str, times: dict[str, list[float]], pieces: 
             low, high = interval(times, name)
             predicted = model.get(name)
             timed = {"executor": name, "t_overlap_ms": medians[name], "t_model_ms": predicted, **figures(medians, name)}
-            rows.append({**shared, **timed, "e_low": low, "e_high": high})
+            bounds = {"e_possible": possible[0], "hidden_possible": possible[1], "against_copy_first": first}
+            rows.append({**shared, **timed, "e_low": low, "e_high": high, **(bounds if name == "gated" else {})})
     return rows
+
+
+def missed(row: dict[str, Any]) -> list[str]:
+    """Which bars a row of the gated executor misses, with what was possible."""
+    ratio, wanted = row["t_comm_ms"] / row["t_attention_ms"], HIDDEN[row["direction"]]
+    out = []
+    if HALF <= ratio <= WHOLE and row["e"] < wanted:
+        out.append(f"E {row['e']:.3f} < {wanted:.2f}, possible {row['e_possible']:.3f}")
+    if ratio > WHOLE and row["hidden"] < MOST_HIDDEN:
+        out.append(f"hidden/min {row['hidden']:.3f} < {MOST_HIDDEN:.2f}, possible {row['hidden_possible']:.3f}")
+    if row["against_copy_first"] > 1:
+        out.append(f"{row['against_copy_first'] - 1:+.1%} against copying first")
+    if row["gate_overhead"] >= GATE:
+        out.append(f"gate {row['gate_overhead']:+.2%} [{row['gate_low']:+.2%}, {row['gate_high']:+.2%}]")
+    return out
 
 
 def sources(masks: list[str]) -> list[CudaSource]:
@@ -153,73 +193,6 @@ def sources(masks: list[str]) -> list[CudaSource]:
         forms.add(hopper.mask_form(localize(made.v, rows, rows.chunks_of(made.order.rank), keys, made.order.columns)))
     kernels = [attention(form, HEAD_DIM, outs=get_args(OutDtype), gated=(False, True)) for form in forms]
     return [*chain.from_iterable(kernels), exchange_source()]
-
-
-def _times(
-    runs: Runs, queues: Sequence[CudaQueues], seconds: float, finish: Callable[[], None]
-) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """What each run gave, and its milliseconds in every round of all of them in random order.
-
-    As many rounds as fit `seconds`. The GPU sleeps before each run until the host has enqueued it, as in a model, where
-    the host is ahead; copies start no earlier than the clock. Raises MaskcError M721 where a chunk did not arrive.
-    """
-    rng = random.Random(0)
-    results, issue = {}, {}
-    for again in range(2):
-        for name, run in runs.items():
-            started = time.monotonic()
-            try:
-                results[name] = run()
-                issue[name] = time.monotonic() - started
-                torch.cuda.synchronize()
-                finish()
-            except MaskcError as problem_found:
-                problem_found.add_note(name)
-                raise
-            if again:
-                issue[name] = min(issue[name], 50e-3)
-    events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-    until, rounds = time.monotonic() + seconds, 0
-    while rounds < FEWEST or (time.monotonic() < until and rounds < MOST):
-        rounds += 1
-        for name in rng.sample(list(runs), len(runs)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            torch.cuda._sleep(int(issue[name] * 1.3 * CLOCK))  # type: ignore[no-untyped-call]
-            start.record()
-            for of, stream in product(queues, SIDES):
-                of.follow(stream, "compute")
-            runs[name]()
-            for of, stream in product(queues, SIDES):
-                of.follow("compute", stream)
-            end.record()
-            events.append((name, start, end))
-        torch.cuda.synchronize()
-        finish()
-    out: dict[str, list[float]] = {name: [] for name in runs}
-    for name, start, end in events:
-        out[name].append(start.elapsed_time(end))
-    return results, out
-
-
-def figures(t: dict[str, float], name: str) -> dict[str, float | None]:
-    """E and hidden / min of the medians; None where nothing is copied."""
-    attention, copies, overlapped = t["attention"], t["copies"], t[name]
-    if copies <= 0:
-        return {"e": None, "hidden": None}
-    return {
-        "e": 1 - (overlapped - attention) / copies,
-        "hidden": (attention + copies - overlapped) / min(attention, copies),
-    }
-
-
-def interval(times: dict[str, list[float]], name: str) -> tuple[float, float]:
-    """95 % of E over resampled medians."""
-    rng = np.random.default_rng(0)
-    names = ("attention", "copies", name)
-    drawn = {n: np.median(rng.choice(np.array(times[n]), (1000, len(times[n]))), axis=1) for n in names}
-    e = 1 - (drawn[name] - drawn["attention"]) / drawn["copies"]
-    low, high = np.percentile(e, (2.5, 97.5))
-    return float(low), float(high)
 
 
 # ---------------------------------------------------------------- the table
@@ -239,6 +212,9 @@ def line(cell: Cell, rows: list[dict[str, Any]]) -> str:
         hidden = "" if first["hidden"] is None else f" hidden/min {first['hidden']:.3f}"
         bits = "" if first["same_bits"] else "  BITS DIFFER"
         gate = f"gate {first['gate_overhead']:+.2%}, against none {first['against_no_gate']:+.2%}"
+        if first["e"] is not None:
+            e += f" of {first['e_possible']:.3f} possible"
+            gate += "".join(f"  BELOW: {miss}" for miss in missed(first))
         out.append(
             f"{cell} {direction:8} attention {attention:.3f} copies {copies:.3f} ({copies / attention:.2f})  {times} ms"
             f"  {e}{hidden}  {gate} own keys {first['t_own_keys_ms']:.3f}{bits}"

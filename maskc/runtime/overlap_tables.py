@@ -22,6 +22,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
     Heads,
+    Ints,
     backward_items,
     forward_items,
     head_groups,
@@ -84,24 +85,24 @@ def gate_tables(
 
     heads, batch: of q. groups: of key heads, copied one after another. arrivals: seconds after which each piece is expected.
     """
-    _, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
+    parts, whole = forward_work(local, ranges, len(plan.slots), spec)
     kv_bytes = 2 * plan.rows * spec.head_dim * 2
     group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * (heads // heads_kv))
     dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)))
     seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / FORWARD_RATE * processors
-    parts, whole = _by_slot(work, ranges, len(plan.slots)), work.sum(2) + ROW_WORK
     items = forward_items(parts, whole, dealt, local.batch > 1, group, arrivals, seconds)
     few = len(items.packed) < FEW * processors
     chosen = soonest_forward(items, processors, FORWARD_EAGER if few else FORWARD_EAGER[:1])
     return Tables(_on(device, chosen), _on(device, _packed(ranges)))
 
 
-def _by_slot(work: NDArray[np.int64], ranges: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
-    """[masks, Q blocks, slots]: the work of the blocks of keys that end in each slot."""
+def forward_work(local: BoundaryVectors, ranges: Ints, slots: int, spec: KernelSpec) -> tuple[Ints, Ints]:
+    """([masks, Q blocks, slots]: the work of the blocks of keys that end in each slot, [masks, Q blocks]: with that of none)."""
+    work = _tiles(local, spec.block_q, spec.block_kv)
     out = np.zeros((slots, *work.shape[:2]), dtype=np.int64)
     np.add.at(out, ranges[:, 1], np.moveaxis(work, 2, 0))
-    return np.moveaxis(out, 0, 2)
+    return np.moveaxis(out, 0, 2), work.sum(2) + ROW_WORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +116,18 @@ class Units:
     heads: int
     groups: int = 1
 
-    def first_pieces(self, slots: int) -> NDArray[np.int64]:
+    def first_pieces(self, slots: int) -> Ints:
         """[batch * hk * splits]: the first piece of the group of heads of each."""
         by_head = np.repeat(head_groups(self.hk, self.hk, self.groups, slots), self.splits)
-        pieces: NDArray[np.int64] = np.tile(by_head, self.batch)
+        pieces: Ints = np.tile(by_head, self.batch)
         return pieces
 
-    def masks(self, local: BoundaryVectors) -> NDArray[np.int64]:
+    def masks(self, local: BoundaryVectors) -> Ints:
         """[batch * hk * splits]: the mask of each (batch item, key head, split)."""
         unit = np.arange(self.batch * self.hk * self.splits, dtype=np.int64)
         first_head = unit % (self.hk * self.splits) * self.heads
         item = unit // (self.hk * self.splits) if local.batch > 1 else 0
-        masks: NDArray[np.int64] = item * local.heads + first_head // (self.hq // local.heads)
+        masks: Ints = item * local.heads + first_head // (self.hq // local.heads)
         return masks
 
 
@@ -147,10 +148,8 @@ def backward_tables(
     arrivals: seconds after which each piece is expected. first: the kernel counts slots, and with them the words of
     pieces, from this number on. whole: the kernel adds to gradients of own keys what others have of them.
     """
-    _, work = _tiles(local, spec.block_q, spec.block_kv)
     ranges = plan.block_slots(spec.block_kv)
-    masks = units.masks(local)
-    load = (work.sum(1) + ROW_WORK)[masks]  # [units, key tiles]
+    load = backward_load(local, spec, units)
     flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
     seconds = flops / UNMASKED_WORK / BACKWARD_RATE * processors
     if spec.deterministic:  # a tile may wait for lower ones, so those come first
@@ -170,16 +169,23 @@ def backward_tables(
     return BackwardTables(_on(device, items), _on(device, _packed(ranges + first)), _on(device, tiles))
 
 
-def _tiles(local: BoundaryVectors, block_q: int, block_kv: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """[masks, Q blocks, KV blocks]: which tiles are not SKIP, and their work."""
+def backward_load(local: BoundaryVectors, spec: BackwardSpec, units: Units) -> Ints:
+    """[units, key tiles]: work for each query head."""
+    load: Ints = (_tiles(local, spec.block_q, spec.block_kv).sum(1) + ROW_WORK)[units.masks(local)]
+    return load
+
+
+def _tiles(local: BoundaryVectors, block_q: int, block_kv: int) -> Ints:
+    """[masks, Q blocks, KV blocks]: the work of each tile, 0 where it is SKIP."""
     shape = -(-local.nq // block_q), -(-local.nk // block_kv)
     classes = classify(local, block_q, block_kv).cpu().numpy().reshape(-1, *shape)
     cost = np.zeros(256, dtype=np.int64)
     cost[TileClass.PARTIAL.value], cost[TileClass.UNMASKED.value] = PARTIAL_WORK, UNMASKED_WORK
-    return classes != TileClass.SKIP.value, cost[classes]
+    work: Ints = cost[classes]
+    return work
 
 
-def _packed(ranges: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _packed(ranges: Ints) -> NDArray[np.uint32]:
     packed: NDArray[np.uint32] = (ranges[:, 0] | ranges[:, 1] << 16).astype(np.uint32)
     return packed
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks import overlap, overlap_rank
-from benchmarks.overlap import dry, figures, interval
+from benchmarks import overlap, overlap_rank, overlap_times
+from benchmarks.overlap import dry, missed
+from benchmarks.overlap_bounds import Needs, best, forward_needs, soonest_end
 from benchmarks.overlap_cells import Cell, cells, everything_gathered, problem
+from benchmarks.overlap_times import figures, interval, median_of
+from maskc.runtime.overlap_order import Heads, forward_items, head_groups
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot
 from maskc.runtime.transport import HostQueues
 
 
@@ -30,6 +39,66 @@ def test_the_interval_holds_the_truth_and_shrinks() -> None:
     exact = {name: [values[10]] * 21 for name, values in times.items()}
     low, high = interval(exact, "gated")
     assert low == high
+
+
+def test_a_median_lies_in_its_interval() -> None:
+    middle, low, high = median_of([1.0, 1.2, 0.9, 1.1, 1.05])
+    assert middle == 1.05
+    assert 0.9 <= low <= middle <= high <= 1.2
+
+
+def test_bars_by_hand() -> None:
+    row: dict[str, Any] = {
+        "direction": "forward",
+        "t_comm_ms": 1.0,
+        "t_attention_ms": 1.5,
+        "e": 0.91,
+        "hidden": 0.91,
+        "e_possible": 0.95,
+        "hidden_possible": 0.95,
+        "against_copy_first": 0.7,
+        "gate_overhead": 0.001,
+        "gate_low": -0.001,
+        "gate_high": 0.002,
+    }
+    assert missed(row) == []
+    assert "E 0.890 < 0.90, possible 0.950" in missed({**row, "e": 0.89})[0]
+    assert missed({**row, "e": 0.89, "direction": "backward"}) == []
+    assert missed({**row, "e": 0.5, "hidden": 0.5, "t_attention_ms": 4.0}) == [], "copies are less than half"
+    assert "hidden/min 0.890" in missed({**row, "hidden": 0.89, "t_attention_ms": 0.9})[0]
+    assert "+2.0%" in missed({**row, "against_copy_first": 1.02})[0]
+    assert "gate +0.60%" in missed({**row, "gate_overhead": 0.006})[0]
+
+
+def test_the_soonest_end_by_hand() -> None:
+    """Ten of work on own keys, two pieces with four and six; the last tile of the second has three left."""
+    needs = Needs(20.0, np.array([1.0, 3.0]), np.array([4.0, 6.0]), np.array([1, 1]))
+    assert soonest_end(needs, 4, 2.0, 1.0) == 2.2, "attention takes longer, but the last tile takes 1.2 behind the last piece"
+    assert soonest_end(needs, 1, 2.0, 1.0) == 2.0, "attention takes longer"
+    assert soonest_end(needs, 1, 2.0, 3.0) == pytest.approx(3.0 + 0.1 * 6)
+    assert soonest_end(needs, 4, 2.0, 3.0, behind=0.5) == pytest.approx(3.0 + 1.2 + 0.5)
+    first = Needs(20.0, needs.after, needs.of, needs.rows, first=1.0)
+    assert soonest_end(first, 4, 2.0, 1.0, leaving=5.0) == pytest.approx(0.5 + 0.4 + 5.0)
+    assert best(2.0, 1.0, 2.1) == pytest.approx((0.9, 0.9))
+
+
+@given(st.integers(0, 1 << 20), st.integers(1, 6))
+def test_no_order_of_a_forward_ends_sooner(seed: int, processors: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots, blocks, groups = int(rng.integers(2, 5)), int(rng.integers(1, 6)), int(rng.integers(1, 3))
+    own = int(rng.integers(0, slots))
+    places = tuple(Slot(i, 0 if i < own else 1, False, 10 * (slots - 1 - i), 10) for i in range(slots))
+    cut = Cut(OverlapPlan(0, own, places, (), 10 * slots), groups, groups)
+    parts = rng.integers(0, 4, (1, blocks, slots))
+    whole, dealt = parts.sum(2) + 1, Heads(groups * 2, 1, head_groups(groups * 2, groups, groups, slots))
+    needs = forward_needs(parts, whole, dealt, False, cut)
+    keys = 20.0
+    arrivals = np.zeros(cut.words)
+    arrivals[list(cut.pieces)] = keys * (1 + np.arange(len(cut.pieces))) / len(cut.pieces)
+    items = forward_items(parts, whole, dealt, False, 1, arrivals.tolist(), 1.0)
+    for eager in (0.0, 0.5):
+        end = max(keys, float(items.taken(processors, eager)[1].max()))
+        assert soonest_end(needs, processors, needs.total / processors, keys) <= end + 1e-9
 
 
 def test_cells_are_what_the_grid_asks_for() -> None:
@@ -74,6 +143,7 @@ def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(overlap_rank, "CudaQueues", lambda device: HostQueues())
     monkeypatch.setattr(overlap_rank.Rank, "peer_by_peer", lambda self: None)
+    monkeypatch.setattr(overlap.hopper, "multiprocessors", lambda device: 4)
     cell = Cell("causal_document", 1024, 2, 1, 2, 2)
     executors = ["gated", "sm-copy", "copy-then-attend", "dual-chunk gather"]
     needed = {"mask", "seqlen", "kv_heads", "direction", "executor", "link", "t_attention_ms", "t_comm_ms", "t_overlap_ms"}
@@ -86,7 +156,7 @@ def test_a_cell_runs_through_on_host_queues(monkeypatch: pytest.MonkeyPatch) -> 
             assert r["direction"] == direction
             assert r["same_bits"]
             assert r["t_overlap_ms"] == 0.5
-            assert r["repeats"] == overlap.FEWEST
+            assert r["repeats"] == overlap_times.FEWEST
             assert (r["bytes_out"] > 0) == (direction == "backward")
         told = overlap.line(cell, rows)
         assert "\n" not in told

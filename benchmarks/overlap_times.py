@@ -1,0 +1,124 @@
+"""How benchmarks/overlap.py times what it compares: rounds of everything in random order, and pairs of two close things."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from maskc.diagnostics import MaskcError
+from maskc.runtime.protocol import Stream
+from maskc.runtime.transport import CudaQueues
+
+CLOCK = 1.98e9
+"""Cycles per second of the GPU."""
+FEWEST, MOST = 7, 40
+"""Rounds of a cell."""
+SELDOM = 3
+"""Rounds of which one has what few figures need."""
+FEWEST_PAIRS, MOST_PAIRS = 5, 40
+SIDES: tuple[Stream, Stream] = ("copy", "send")
+Runs = dict[str, Callable[[], Any]]
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+class Stopwatch:
+    """Times runs on torch's current stream and the streams of `queues`; finish: after which a rank can be used again.
+
+    The GPU sleeps before each run until the host has enqueued it, as in a model, where the host is ahead; copies start no
+    earlier than the clock. results: what each run gave. Raises MaskcError M721 where a chunk did not arrive.
+    """
+
+    def __init__(self, runs: Runs, queues: Sequence[CudaQueues], finish: Callable[[], None]) -> None:
+        self.runs, self.queues, self.finish = runs, queues, finish
+        self.results: dict[str, Any] = {}
+        self._issue: dict[str, float] = {}
+        for again in range(2):
+            for name, run in runs.items():
+                started = time.monotonic()
+                try:
+                    self.results[name] = run()
+                    took = time.monotonic() - started
+                    torch.cuda.synchronize()
+                    finish()
+                except MaskcError as problem:
+                    problem.add_note(name)
+                    raise
+                self._issue[name] = min(took, 50e-3) if again else took
+
+    def rounds(self, seconds: float, seldom: Collection[str] = ()) -> dict[str, list[float]]:
+        """Milliseconds of every run in every round, in random order, as many rounds as fit; `seldom`: not in each of them."""
+        rng, events = random.Random(0), list[tuple[str, Events]]()
+        until, rounds = time.monotonic() + seconds, 0
+        while rounds < FEWEST or (time.monotonic() < until and rounds < MOST):
+            names = [n for n in self.runs if n not in seldom or rounds % SELDOM == 0]
+            rounds += 1
+            for name in rng.sample(names, len(names)):
+                events.append((name, self._enqueue(name)))
+            self._wait()
+        out: dict[str, list[float]] = {name: [] for name in self.runs}
+        for name, (start, end) in events:
+            out[name].append(start.elapsed_time(end))
+        return out
+
+    def ratios(self, a: str, b: str, seconds: float) -> list[float]:
+        """Time of b over that of a, each from a, b, b, a behind each other, so that a drift of the clock cancels out."""
+        out: list[float] = []
+        until = time.monotonic() + seconds
+        while len(out) < FEWEST_PAIRS or (time.monotonic() < until and len(out) < MOST_PAIRS):
+            events = [self._enqueue(name) for name in (a, b, b, a)]
+            self._wait()
+            first, second, third, fourth = (start.elapsed_time(end) for start, end in events)
+            out.append((second + third) / (first + fourth))
+        return out
+
+    def _enqueue(self, name: str) -> Events:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(self._issue[name] * 1.3 * CLOCK))  # type: ignore[no-untyped-call]
+        start.record()
+        for of, stream in product(self.queues, SIDES):
+            of.follow(stream, "compute")
+        self.runs[name]()
+        for of, stream in product(self.queues, SIDES):
+            of.follow("compute", stream)
+        end.record()
+        return start, end
+
+    def _wait(self) -> None:
+        torch.cuda.synchronize()
+        self.finish()
+
+
+def figures(t: dict[str, float], name: str) -> dict[str, float | None]:
+    """E and hidden / min of the medians; None where nothing is copied."""
+    attention, copies, overlapped = t["attention"], t["copies"], t[name]
+    if copies <= 0:
+        return {"e": None, "hidden": None}
+    return {
+        "e": 1 - (overlapped - attention) / copies,
+        "hidden": (attention + copies - overlapped) / min(attention, copies),
+    }
+
+
+def interval(times: dict[str, list[float]], name: str) -> tuple[float, float]:
+    """95 % of E over resampled medians."""
+    drawn = {n: _medians(times[n]) for n in ("attention", "copies", name)}
+    low, high = np.percentile(1 - (drawn[name] - drawn["attention"]) / drawn["copies"], (2.5, 97.5))
+    return float(low), float(high)
+
+
+def median_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and 95 % of it over resampling."""
+    low, high = np.percentile(_medians(values), (2.5, 97.5))
+    return statistics.median(values), float(low), float(high)
+
+
+def _medians(values: Sequence[float]) -> Any:
+    rng = np.random.default_rng(len(values))
+    return np.median(rng.choice(np.array(values), (1000, len(values))), axis=1)
