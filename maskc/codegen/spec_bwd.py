@@ -17,7 +17,7 @@ from maskc.codegen.roles import Barrier, Role
 from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region, WgmmaShape, lay_out
 
 LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
-ZEROER = "dQ Zeroer"
+ZEROER, WATCHER = "dQ Zeroer", "Sum Watcher"
 GRAD_PARTS = 8
 """Of all heads, in which ranks offer keys and send gradients."""
 
@@ -265,13 +265,16 @@ class BackwardSpec:
         if self.deterministic:
             adds = "adds dQ tiles in ascending order of key tiles, " if self.dq_reducer else "grants the turns to add dQ, "
         clean = "waits for the item's keys, " if self.gated else ""
+        fourth = "idle", "only gives up its registers"
+        if self.zeroes_ahead:
+            fourth = ZEROER, "zeroes dQ of heads that come later"
+        elif self.gated:
+            fourth = WATCHER, "looks whether what other ranks have of an item's dK and dV is there"
         return (
             Role("0", LOADER, "deals work items; one lane issues every load: K and V, then Q, lse2, dO, dpsum of each Q block"),
             Role("1", REDUCER, adds + "stores dK and dV"),
             Role("2", CLEANER, clean + "zeroes rows of Q and dO that see nothing, in blocks that have such rows"),
-            Role("3", ZEROER, "zeroes dQ of heads that come later")
-            if self.zeroes_ahead
-            else Role("3", "idle", "only gives up its registers"),
+            Role("3", *fourth),
             Role("4-11", CONSUMER, "two warp groups; all products, and the mask"),
         )
 
@@ -281,7 +284,14 @@ class BackwardSpec:
         n, each = self.slots, "each consumer warp"
         rows = (
             ("item_full", 2, 1, LOADER, "all other roles", "a work item and its record"),
-            ("item_empty", 2, 10 + self.zeroes_ahead, "each warp of the other roles", LOADER, "nobody looks at it any more"),
+            (
+                "item_empty",
+                2,
+                10 + (self.zeroes_ahead or self.gated),
+                "each warp of the other roles",
+                LOADER,
+                "nobody looks at it any more",
+            ),
             ("k_full", self.k_slots, 1, f"{LOADER} + bytes", CONSUMER, "a K tile"),
             ("k_empty", self.k_slots, 1, f"{REDUCER} when dK and dV are read", LOADER, "K may be overwritten"),
             ("v_ready", 1, 1, f"{LOADER} + bytes", CONSUMER, "a V tile; do_empty of its last block frees it"),
@@ -292,7 +302,7 @@ class BackwardSpec:
             ("q_raw", n, 1, f"{LOADER} + bytes", CLEANER, "a Q tile with dead rows"),
             ("do_raw", n, 1, f"{LOADER} + bytes", CLEANER, "a dO tile with dead rows"),
         )
-        here = ("keys_here", 1, 1, CLEANER, LOADER, "the item's keys have arrived")
+        here = ("keys_here", 1, 2, f"{CLEANER}, {WATCHER}", LOADER, "the item's keys have arrived, its sum is known")
         return _indexed((*rows, here) if self.gated else rows, 0)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Who may touch which part of shared memory when, in the main backward kernel: its roles as steps between barriers.
 
-`Kernel` transcribes the roles of templates/bwd (`load`, `clean_rows`, `add_and_store`, `zero_ahead`, `consume`), a warp
-each, without their arithmetic, for `tests.codegen.cta` to run.
+`Kernel` transcribes the roles of templates/bwd (`load`, `clean_rows`, `add_and_store`, `zero_ahead`, `watch_sums`,
+`consume`), a warp each, without their arithmetic, for `tests.codegen.cta` to run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ class Block:
 class Item:
     """A key tile with the blocks that see it. dead: it has keys that no row sees.
 
-    own: in a gated kernel, of the rank's own keys; then `whole`: it leaves as whole gradients.
+    whole: in a gated kernel, it leaves as whole gradients.
     """
 
     blocks: tuple[Block, ...]
     dead: bool = False
-    own: bool = False
     whole: bool = False
 
 
@@ -51,7 +50,8 @@ class Kernel(Cta):
 
     def roles(self) -> list[Steps]:
         consumers = (self.consumer(w, warp) for w in range(2) for warp in range(4))
-        return [self.loader(), self.cleaner(), self.reducer(), *consumers, *([self.zeroer()] if self.spec.zeroes_ahead else [])]
+        fourth = [self.zeroer()] if self.spec.zeroes_ahead else [self.watcher()] if self.spec.gated else []
+        return [self.loader(), self.cleaner(), self.reducer(), *consumers, *fourth]
 
     # ---- parts of shared memory
 
@@ -102,7 +102,7 @@ class Kernel(Cta):
             k_slot = tiles % spec.k_slots
             if self.does("wait for K to be free"):
                 yield bars["k_empty", k_slot].passed((tiles // spec.k_slots & 1) ^ 1)
-            if spec.gated:
+            if spec.gated and self.does("wait for the item's keys"):
                 yield bars["keys_here", 0].passed(tiles & 1)
             self.copy(bars["k_full", k_slot], self.keys("k", k_slot), n)
             tiles += 1
@@ -133,6 +133,14 @@ class Kernel(Cta):
                     self.memory.read((name, slot), ("raw", content))
                     self.memory.write((name, slot), content)
                     self.bars[full, slot].arrive()
+
+        yield from self.each_item(use)
+
+    def watcher(self) -> Steps:
+        def use(n: int) -> Steps:
+            self.memory.write(("whole", n & 1), n)
+            self.bars["keys_here", 0].arrive()
+            yield None
 
         yield from self.each_item(use)
 
@@ -170,7 +178,7 @@ class Kernel(Cta):
             yield named["grads_full", 0].sync(32)
             k_slot = tiles % spec.k_slots
             tiles += 1
-            if spec.gated and self.items[n].own:
+            if spec.gated:
                 self.memory.read(("whole", n & 1), n)
             staged = [*self.keys("k", k_slot), *self.staged_dv()] if self.leaves_staged(n) else []
             for place in staged:
@@ -188,7 +196,7 @@ class Kernel(Cta):
         yield from self.each_item(use)
 
     def leaves_staged(self, n: int) -> bool:
-        return self.items[n].own and self.items[n].whole if self.spec.gated else self.staged
+        return self.items[n].whole if self.spec.gated else self.staged
 
     def staged_dv(self) -> list[Part]:
         return self.keys("v", 0) if self.spec.wide else [("dq", w, part) for w in range(2) for part in range(4)]
@@ -294,14 +302,10 @@ class Kernel(Cta):
             yield from self.take(n + 1)  # the next bounds
             if spec.dq_reducer:
                 yield named["dq_empty", w].sync(32)
-            if spec.gated and item.own:
-                if mine == 0:
-                    memory.write(("whole", n & 1), n)
-                yield from exchange("exchange before gradients")
+            if spec.gated:
                 memory.read(("whole", n & 1), n)
             if self.leaves_staged(n):
-                if not spec.gated:
-                    yield from exchange("exchange before gradients")
+                yield from exchange("exchange before gradients")
                 memory.write(("k", k_slot, mine), ("grads", n))
                 memory.write(("v", 0, mine) if spec.wide else ("dq", w, warp), ("grads", n))
             named["grads_full", 0].arrive(32)

@@ -22,10 +22,16 @@ DEVICE uint4 load_uncached(const u8* p) {
   return v;
 }
 
-DEVICE float2 load_uncached_f2(const float* p) {
+// Of what others wrote before this thread was told so.
+DEVICE float2 load_once_f2(const float* p) {
   float2 v;
-  asm volatile("ld.relaxed.sys.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
   return v;
+}
+
+// Brings global memory to L2: 16-byte units.
+DEVICE void bulk_prefetch(const void* p, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 
 // Adds one and returns the sum; orders what this thread, and what it was told of, wrote before what follows elsewhere.
