@@ -102,7 +102,7 @@ class Kernel(Cta):
             k_slot = tiles % spec.k_slots
             if self.does("wait for K to be free"):
                 yield bars["k_empty", k_slot].passed((tiles // spec.k_slots & 1) ^ 1)
-            if spec.gated and self.does("wait for the item's keys"):
+            if spec.gated:
                 yield bars["keys_here", 0].passed(tiles & 1)
             self.copy(bars["k_full", k_slot], self.keys("k", k_slot), n)
             tiles += 1

@@ -71,7 +71,6 @@ def test_no_interleaving_breaks_the_kernel(name: str) -> None:
         ("document-128", "exchange before gradients"),
         ("document-256", "exchange before gradients"),
         ("document-128-gated", "exchange before gradients"),
-        ("document-128-gated", "wait for the item's keys"),
         ("one-k", "wait until dK is read"),
     ],
 )
