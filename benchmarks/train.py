@@ -115,7 +115,7 @@ ATTENTION: dict[str, Callable[[Setting], Callable[[Batch], Attend]]] = {
 
 
 def attention_seconds(attend: Attend, s: Setting, shape: Shape, repeats: int = 7) -> tuple[float, float]:
-    """(forward, backward) of one layer's attention, medians."""
+    """(forward, backward) of one layer's attention, medians of as many calls."""
     generator = torch.Generator(s.device).manual_seed(0)
 
     def made(heads: int) -> Tensor:
@@ -124,17 +124,12 @@ def attention_seconds(attend: Attend, s: Setting, shape: Shape, repeats: int = 7
 
     qkv = [made(h).requires_grad_() for h in (shape.heads, shape.kv_heads, shape.kv_heads)]
     dout = made(shape.heads)
-    out = attend(*qkv)
-
-    def forward() -> None:
-        with torch.no_grad():
-            attend(*qkv)
-
-    def backward() -> None:
-        torch.autograd.grad(out, qkv, dout, retain_graph=True)
-
-    one, two = (statistics.median(seconds(call, s.device) for _ in range(repeats)) for call in (forward, backward))
-    return one, two
+    forward, backward = [], []
+    outs: list[Tensor] = []
+    for _ in range(1 + repeats):
+        forward.append(seconds(lambda: outs.append(attend(*qkv)), s.device))
+        backward.append(seconds(lambda: torch.autograd.grad(outs.pop(), qkv, dout), s.device))
+    return statistics.median(forward[1:]), statistics.median(backward[1:])
 
 
 # ---------------------------------------------------------------- steps

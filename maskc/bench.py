@@ -277,22 +277,25 @@ def _times(
             mask += _repeat(side.make, device)
             with torch.set_grad_enabled(side.differentiable):
                 forward += _repeat(partial(attend, q, k, v), device)
-            if side.differentiable:
-                backward += _repeat(partial(torch.autograd.grad, attend(q, k, v), leaves, dout, retain_graph=True), device)
+            if side.differentiable:  # of a new forward each: what FlexAttention saves serves one backward only
+                backward += _repeat(lambda out: torch.autograd.grad(out, leaves, dout), device, partial(attend, q, k, v))
     return [(median(mask), median(forward), median(backward) if backward else None) for mask, forward, backward in found]
 
 
-def _repeat(call: Callable[[], object], device: torch.device) -> list[float]:
-    """Milliseconds of single calls, waited for: one warm call, then as many as fit into the time, 3 to 20."""
-    call()
-    wait(device)
+def _repeat(call: Callable[..., object], device: torch.device, before: Callable[[], object] | None = None) -> list[float]:
+    """Milliseconds of single calls, waited for: one warm call, then as many as fit into the time, 3 to 20.
+
+    before: makes the argument of each call, not timed.
+    """
     times: list[float] = []
-    while len(times) < 3 or (sum(times) < 1e3 * _SECONDS and len(times) < 20):
+    while len(times) < 4 or (sum(times[1:]) < 1e3 * _SECONDS and len(times) < 21):
+        given = () if before is None else (before(),)
+        wait(device)
         started = time.perf_counter()
-        call()
+        call(*given)
         wait(device)
         times.append(1e3 * (time.perf_counter() - started))
-    return times
+    return times[1:]
 
 
 def wait(device: torch.device) -> None:
