@@ -22,7 +22,7 @@ NEAR, LARGE, AT_LEAST = 0.95, 1.6, 1.5
 
 @dataclass(frozen=True)
 class Bar:
-    """holds: None where the bar asks for nothing, and the value is told. exposed_us: beyond attention."""
+    """holds: None where the bar asks for nothing, and the value is told. exposed_us: beyond attention. possible: at most."""
 
     cell: str
     what: str
@@ -31,11 +31,13 @@ class Bar:
     holds: bool | None
     ratio: float | None = None
     exposed_us: float | None = None
+    possible: float | None = None
 
     def __str__(self) -> str:
         verdict = {True: "ok", False: "BELOW", None: "told"}[self.holds]
         wanted = "" if self.wanted is None else f" of {self.wanted:.3f}"
         more = "" if self.exposed_us is None else f" (copies/attention {self.ratio:.2f}, exposed {self.exposed_us:.0f} us)"
+        more += "" if self.possible is None else f", {self.possible:.3f} possible"
         return f"{verdict:5} {self.cell}: {self.what} {self.value:.3f}{wanted}{more}"
 
 
@@ -67,7 +69,8 @@ def _of_cell(cell: str, ways: Mapping[str, Row]) -> Iterator[Bar]:
         asked = HALF <= ratio <= WHOLE
         wanted = HIDDEN[d] if asked else None
         e = ours[f"e_{d}"]
-        yield Bar(cell, f"E {d}", e, wanted, e >= wanted if wanted is not None else None, ratio, exposed)
+        holds = e >= wanted if wanted is not None else None
+        yield Bar(cell, f"E {d}", e, wanted, holds, ratio, exposed, ours.get(f"e_possible_{d}"))
         if ratio > WHOLE:
             hidden = (attention + comm - ours[f"{d}_ms"]) / attention
             yield Bar(cell, f"hidden over attention, {d}", hidden, None, None, ratio, exposed)

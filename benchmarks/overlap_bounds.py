@@ -13,9 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from maskc.runtime.overlap_order import Heads, Ints, masks_of_heads
+from maskc.boundary import BoundaryVectors
+from maskc.codegen.forward import forward_spec
+from maskc.codegen.spec_bwd import select_backward
+from maskc.runtime import hopper
+from maskc.runtime.overlap import Overlapped
+from maskc.runtime.overlap_order import Heads, Ints, head_groups, masks_of_heads
 from maskc.runtime.overlap_plan import Cut
+from maskc.runtime.overlap_tables import Units, backward_load, forward_work
 
 Floats = NDArray[np.floating]
 
@@ -57,6 +64,22 @@ def backward_needs(latest: Ints, load: Ints, first_piece: Ints, cut: Cut) -> Nee
     np.maximum.at(after, piece.ravel(), load.ravel())
     pieces = np.array(cut.pieces, dtype=np.int64)
     return Needs(float(load.sum()), after[pieces], of[pieces], _rows(cut), float(after[pieces[0]]) if len(pieces) else 0.0)
+
+
+def needs_of(over: Overlapped, local: BoundaryVectors, q: Tensor, direction: str) -> Needs:
+    """What of the work of a rank needs what of its copies. local: the mask over its key buffer."""
+    form, heads, dim, batch = hopper.mask_form(local), q.shape[2], q.shape[3], q.shape[0]
+    if direction == "forward":
+        cut, spec = over.forward_cut, forward_spec(form, dim, "bf16")
+        slots = len(cut.plan.slots)
+        parts, whole = forward_work(local, cut.plan.block_slots(spec.block_kv), slots, spec)
+        dealt = Heads(heads, batch, head_groups(heads, cut.heads, cut.groups, slots))
+        return forward_needs(parts, whole, dealt, local.batch > 1, cut)
+    cut, back = over.backward_cut, select_backward(form, dim, "bf16", deterministic=False)
+    splits = over.splits(local, q)
+    units = Units(batch, heads, cut.heads, splits, heads // cut.heads // splits, cut.groups)
+    load, last = backward_load(local, back, units), cut.plan.block_slots(back.block_kv)[:, 1]
+    return backward_needs(last, load, units.first_pieces(len(cut.plan.slots)), cut)
 
 
 def soonest_end(needs: Needs, processors: int, attention: float, keys: float, leaving: float = 0.0, behind: float = 0.0) -> float:

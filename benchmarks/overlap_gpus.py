@@ -14,7 +14,8 @@ Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
 Ranks leave a barrier on their GPUs together, then wait so long that hosts are ahead; a time is that of the slowest rank,
 the median over rounds in which ways follow each other in random order. E = 1 - (gated - attention) / communication, never
 clamped, attention being the gated kernel with every chunk there, communication the copies alone on all ranks at once
-(backward: keys in, gradients out, their sum). The file is written after every cell.
+(backward: keys in, gradients out, their sum). e_possible is what no order of work could beat (`benchmarks.overlap_bounds`; the
+sum of gradients hidden). The file is written after every cell.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ from torch import Tensor
 from benchmarks.digest import digest
 from benchmarks.kernels import attention, compile_all
 from benchmarks.masks import mask_case
-from benchmarks.overlap_bars import as_rows, bars
+from benchmarks.overlap_bars import DIRECTIONS, as_rows, bars
+from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
 from benchmarks.overlap_ways import (
     ON_GPUS,
+    Alone,
     Cell,
     Rank,
     Run,
@@ -76,6 +79,8 @@ LONGEST = 8.0
 BUDGET = 0.08
 """Seconds of a way in a cell, which the number of rounds follows."""
 FEWEST, MOST = 3, 15
+PROCESSORS, SUM_RATE = 132, 3.4e12
+"""Multiprocessors of a GPU, and bytes per second of its sum of gradients alone."""
 MUCH = 64 << 30
 """Bytes that torch keeps, above which they are given back."""
 
@@ -159,7 +164,8 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     if not runs:
         return refused
     if "gated" in runs:
-        runs["attention"], runs["communication"] = alone(rank, balanced)
+        apart = alone(rank, balanced)
+        runs["attention"], runs["communication"] = apart.attention, apart.communication
     if "dual-chunk gather" in runs:
         runs["dual-chunk attention"] = gathered(rank, zigzag, exchange=False)
     for name in ("attention", "communication", "dual-chunk attention"):
@@ -183,11 +189,25 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
         "torch context parallel": (everything, "all-gather"),
     }
     rows = [{**row(rank, name, *traffic[name], times, rounds), **host(clock, name)} for name in ways if name in runs]
-    rows = [{**r, **same} if r["way"] == "gated" else r for r in rows]
+    rows = [{**r, **same, **possible(rank, apart, times)} if r["way"] == "gated" else r for r in rows]
     return rows + refused
 
 
 Result = tuple[Tensor, Tensor]
+
+
+def possible(rank: Rank, apart: Alone, times: Times) -> dict[str, float | None]:
+    """E that no order of work could beat: keys, then gradients, one copy after another; the sum of those hides as well."""
+    keys = times["communication", "forward"][0]
+    found = []
+    for d in DIRECTIONS:
+        attention, copies, needs = times["attention", d][0], times["communication", d][0], apart.needs[d]
+        leaving = max(0.0, copies - keys - 1e3 * apart.summed / SUM_RATE) if d == "backward" else 0.0
+        end = max(keys + leaving, soonest_end(needs, PROCESSORS, attention, keys, leaving)) if len(needs.rows) else 0.0
+        found.append(best(attention, copies, end)[0] if end else 0.0)
+    lowest = torch.tensor(found, device=rank.device)
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=rank.peer.group)
+    return {f"e_possible_{d}": x or None for d, x in zip(DIRECTIONS, lowest.tolist(), strict=True)}
 
 
 def attempt(rank: Rank, make: Callable[[], Run]) -> tuple[tuple[Run, Result] | None, str]:

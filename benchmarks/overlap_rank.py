@@ -9,20 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.overlap_bounds import Needs, backward_needs, forward_needs
+from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, Problem
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.forward import forward_spec
-from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import hopper, ops
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.merge import merge
 from maskc.runtime.overlap import Gradients, Overlapped
 from maskc.runtime.overlap_kernels import backward_block, forward_block
-from maskc.runtime.overlap_order import Heads, head_groups
 from maskc.runtime.overlap_plan import Cut, OverlapPlan
-from maskc.runtime.overlap_tables import Units, backward_load, forward_work
 from maskc.runtime.protocol import Kind, Word, last_value
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
@@ -157,17 +153,7 @@ class Rank:
 
     def needs(self, direction: str) -> Needs:
         """What of the work needs what of the copies."""
-        form, heads, heads_kv = hopper.mask_form(self.local), self.q.shape[2], self.k.shape[2]
-        if direction == "forward":
-            cut, spec = self.rank.forward_cut, forward_spec(form, HEAD_DIM, "bf16")
-            slots = len(cut.plan.slots)
-            parts, whole = forward_work(self.local, cut.plan.block_slots(spec.block_kv), slots, spec)
-            return forward_needs(parts, whole, Heads(heads, 1, head_groups(heads, heads_kv, cut.groups, slots)), False, cut)
-        cut, back = self.rank.backward_cut, select_backward(form, HEAD_DIM, "bf16", deterministic=False)
-        splits = self.rank.splits(self.local, self.q)
-        units = Units(1, heads, heads_kv, splits, heads // heads_kv // splits, cut.groups)
-        load, last = backward_load(self.local, back, units), cut.plan.block_slots(back.block_kv)[:, 1]
-        return backward_needs(last, load, units.first_pieces(len(cut.plan.slots)), cut)
+        return needs_of(self.rank, self.local, self.q, direction)
 
     def own_keys(self, direction: str) -> None:
         """The way of own keys to where the gated kernel reads them."""

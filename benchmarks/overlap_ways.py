@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.masks import MaskCase
+from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM
 from maskc.binding.bound import BoundMask
 from maskc.runtime import context_parallel, executor, gated, ops
@@ -105,8 +106,20 @@ def exchanged(rank: Rank, p: AttentionPlan, strategy: str) -> Run:
     )
 
 
-def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
-    """The gated kernels with every chunk there, and the copies of keys and gradients without kernels."""
+class Alone(NamedTuple):
+    """The gated kernels with every chunk there, the copies of keys and gradients without kernels, and what needs what.
+
+    summed: bytes that the sum of gradients reads and writes.
+    """
+
+    attention: Run
+    communication: Run
+    needs: dict[str, Needs]
+    summed: int
+
+
+def alone(rank: Rank, p: AttentionPlan) -> Alone:
+    """Parts of the gated step."""
     q, k, v, dout = rank.tensors(p)
     call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, "gated", None, False, "auto", True)
     over, local = gated.rank_of(call, k, v), gated.local_mask(call)
@@ -144,7 +157,10 @@ def alone(rank: Rank, p: AttentionPlan) -> tuple[Run, Run]:
         over.queues.follow("compute", "send")
         over.add_up(made[0], (dk, dv))
 
-    return Run(lambda: over.attend(local, q, call.scale, gated=True, there=True, own=own_forward), backward), Run(keys, both)
+    attention = Run(lambda: over.attend(local, q, call.scale, gated=True, there=True, own=own_forward), backward)
+    needs = {d: needs_of(over, local, q, d) for d in ("forward", "backward")}
+    adds = ((a.rows * a.dim, (a.own is not None) + len(a.parts)) for a in over.sums.addends())
+    return Alone(attention, Run(keys, both), needs, sum(n * (4 * parts + k.element_size()) for n, parts in adds))
 
 
 def gathered(rank: Rank, p: AttentionPlan, exchange: bool = True) -> Run:
