@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from maskc.boundary import BoundaryVectors
@@ -29,7 +28,7 @@ from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
 from maskc.runtime.plan_arguments import Order, Spec
 from maskc.runtime.plan_data import DataContract
-from maskc.runtime.remember import remembered
+from maskc.runtime.plan_specs import segments_of, sizes_of, spec_name, tilings_of, vectors_digest, vectors_of
 from maskc.runtime.schedule import Schedule, make_schedule
 from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
 
@@ -246,10 +245,10 @@ def plan(
     for name, value, kind in (("costs", costs, TileCosts), ("effort", effort, Effort), ("machine", machine, Machine)):
         arguments.check_kind(name, value, kind)
     arguments.check_switches(prune=prune, hierarchical=hierarchical, overlap=overlap)
-    sizes = _sizes(masks, arguments.size_of("nq", nq, 0), arguments.size_of("nk", nk, 0))
+    sizes = sizes_of(masks, arguments.size_of("nq", nq, 0), arguments.size_of("nk", nk, 0))
     vectors = tuple(vectors_of(m, *sizes) for m in masks)
-    tilings = _tilings(masks, sizes[0], documents)
-    segments = tuple(sorted({name for mask in masks for name in _segments(mask)}))
+    tilings = tilings_of(masks, sizes[0], documents)
+    segments = tuple(sorted({name for mask in masks for name in segments_of(mask)}))
     if order == "zigzag-document":
         arguments.check_documents(tilings, segments)
 
@@ -368,45 +367,6 @@ def _joint(draft: AttentionPlan) -> list[int]:
 # ---------------------------------------------------------------- parts of `plan`
 
 
-def _sizes(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, int]:
-    def agreed(name: str, given: int | None) -> int:
-        known = {size for m in masks if (size := getattr(m, name)) is not None} | ({given} - {None})
-        if len(known) > 1:
-            raise error("M705", f"masks of one plan must agree on {name}, got {sorted(n for n in known if n is not None)}")
-        if not known:
-            hint = f"give {name}= to `bind` or to `plan`; in a JSON file of inputs it is the key {name}"
-            raise error("M711", f"no mask says what {name} is", None, hint)
-        (size,) = known
-        assert size is not None
-        return size
-
-    return agreed("nq", nq), agreed("nk", nk)
-
-
-def _tilings(masks: Sequence[Spec], length: int, name: str | None) -> tuple[tuple[Range, ...], ...] | None:
-    """Documents per batch item, gaps included: one item where all agree, None where no mask has such an input."""
-    for mask in masks:
-        top = _segments(mask)
-        chosen = name if name is not None else top[0] if len(top) == 1 else None
-        if isinstance(mask, BoundaryVectors) or chosen is None or chosen not in mask.inputs.sets:
-            continue
-        table = mask.inputs.sets[chosen]
-        items = tuple(
-            tuple(layouts.tiling(list(zip(a, b, strict=True)), length))
-            for a, b in zip(table.starts.tolist(), table.ends.tolist(), strict=True)
-        )
-        return items[:1] if len(set(items)) == 1 else items
-    if name is not None:
-        raise error("M712", f"no mask of the plan has a segments input `{name}`")
-    return None
-
-
-def _segments(mask: Spec) -> tuple[str, ...]:
-    if isinstance(mask, BoundaryVectors):
-        return ()
-    return tuple(d.name for d in mask.compiled.fn.inputs if d.is_set and d.within is None and d.kind.value == "segments")
-
-
 def _layouts(
     order: str,
     sizes: tuple[int, int],
@@ -464,29 +424,7 @@ def _version() -> str:
     return maskc.__version__
 
 
-# ---------------------------------------------------------------- specs and derived tables
-
-
-def vectors_of(spec: Spec, nq: int | None, nk: int | None) -> BoundaryVectors:
-    """The vectors of a spec for the whole sequence, on the device of its inputs."""
-    return spec if isinstance(spec, BoundaryVectors) else spec.vectors(nq, nk)
-
-
-def spec_name(spec: Spec) -> str:
-    return "vectors" if isinstance(spec, BoundaryVectors) else spec.compiled.name
-
-
-@remembered
-def vectors_digest(v: BoundaryVectors) -> str:
-    """Digest of what the mask hides: sizes, vectors, block table. Remembered per object (vectors are never changed)."""
-    h = hashlib.sha256(repr((v.nq, v.nk, v.batch, v.heads, v.causal)).encode())
-    for name, t in zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True):
-        if t is not None:
-            h.update(name.encode() + t.detach().cpu().contiguous().numpy().tobytes())
-    if v.blocks is not None:
-        keep = v.blocks.keep.detach().to("cpu", torch.uint8).contiguous()
-        h.update(repr((v.blocks.block_q, v.blocks.block_kv, tuple(keep.shape))).encode() + keep.numpy().tobytes())
-    return h.hexdigest()
+# ---------------------------------------------------------------- derived tables
 
 
 def _hash(text: str) -> str:

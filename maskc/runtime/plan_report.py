@@ -16,8 +16,9 @@ from maskc.runtime.kernel_tiles import kernel_tiles
 from maskc.runtime.layout import Range
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
-from maskc.runtime.plan import AttentionPlan, assigned, plan, vectors_of
+from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.plan_arguments import Spec
+from maskc.runtime.plan_specs import vectors_of
 from maskc.runtime.schedule import STRATEGIES
 
 WIDE = 16
