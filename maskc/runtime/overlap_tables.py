@@ -161,7 +161,8 @@ def backward_tables(
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         later = lent[np.minimum(ranges[:, 1], plan.own)] if whole else None
-        planned, pieces = backward_items(*given, near if few else 1, arrivals, seconds, 2 * near, later)
+        together, tail = (near, near) if few else (1, 2 * near)
+        planned, pieces = backward_items(*given, together, arrivals, seconds, tail, later)
         eager = BACKWARD_EAGER if few else BACKWARD_EAGER[:1]
         items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager)
     slots = np.arange(len(plan.slots))
