@@ -61,9 +61,9 @@ FEW_HEADS = 16
 SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
 LARGE = 8
-"""Ranks above which a round is so long that one is enough but for HCC-IPO and the whole mask."""
+"""Ranks above which the whole mask as vectors alone is not timed, and no cell of other rows is."""
 LONG = 16
-"""Ranks above which these have two: a call of the whole mask takes a tenth of a second to some seconds."""
+"""Ranks above which a round is so long that one is enough, and two for HCC-IPO and the whole mask."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
 WHOLE = 1.005
@@ -251,7 +251,7 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
     found = plans(spec, cell.world, ways, cell.rows)
     times: dict[str, Times] = {}
     rounds = min(rounds, 2) if cell.world > LONG else rounds
-    taken = {way: 1 if p.imbalance > SETTLED or cell.world > LARGE else min(rounds, 2) for way, p in found.items()}
+    taken = {way: 1 if p.imbalance > SETTLED or cell.world > LONG else rounds for way, p in found.items()}
     taken |= {BALANCED: rounds} if BALANCED in taken else {}
     if device is not None:
         whole = spec.vectors(length, length, device)
