@@ -91,14 +91,15 @@ def _runs(named: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
 
 
 def _head(p: AttentionPlan) -> str:
-    size = p.rows.chunk or "uneven"
+    count, size = p.rows.chunk_count, p.rows.chunk
+    chunks = f"{count} chunks of {size}" if size else f"{count} uneven chunks"
     nodes = f" in {p.nodes} nodes" if p.nodes > 1 else ""
     keys = "" if p.keys.length == p.rows.length else f", {p.keys.length} keys"
     method = "" if p.method == p.order else f" ({p.method})"
     return "\n".join(
         [
             f"plan of `{p.parts[0].name}`: {p.rows.length} rows{keys}, {p.world} ranks{nodes}",
-            f"{p.rows.chunk_count} chunks of {size}, order {p.order}{method}, tiles of {p.tile[0]} x {p.tile[1]}",
+            f"{chunks}, order {p.order}{method}, tiles of {p.tile[0]} x {p.tile[1]}",
             f"tile costs: partial {p.costs.partial}, unmasked {p.costs.unmasked}; digest {p.digest[:16]}",
         ]
     )
