@@ -122,7 +122,7 @@ def alone(rank: Rank, p: AttentionPlan) -> Alone:
     """Parts of the gated step."""
     q, k, v, dout = rank.tensors(p)
     call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, "gated", None, False, "auto", True)
-    over, local = gated.rank_of(call, k, v), gated.local_mask(call)
+    over, local = gated.rank_of(call, q, k, v), gated.local_mask(call, q, k)
     own_forward = over.in_place(k, v, forward_block(local, q))
     own_backward = over.in_place(k, v, backward_block(local, q, False))
     over.settle(k, v)  # for kernels that read own keys in the buffer

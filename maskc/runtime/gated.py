@@ -56,7 +56,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """(out, lse) of this rank's rows."""
     way = _way(call)
     with way.link.call():
-        return rank_of(call, k, v).forward(local_mask(call), q, k, v, call.scale, way.executor)
+        return rank_of(call, q, k, v).forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
 
 
 def backward(
@@ -65,14 +65,14 @@ def backward(
     """(dq, dk, dv): keys are gathered again, gradients go back in fp32 and are added up in a fixed order."""
     way, given = _way(call), (q, k, v, out, lse, dout, call.scale)
     with way.link.call():
-        rank = rank_of(call, k, v)
-        return rank.backward(local_mask(call), *given, way.executor, dlse=dlse, deterministic=call.deterministic)
+        rank = rank_of(call, q, k, v)
+        return rank.backward(local_mask(call, q, k), *given, way.executor, dlse=dlse, deterministic=call.deterministic)
 
 
 @remembered
-def orders(plan: AttentionPlan, part: int) -> tuple[OverlapPlan, ...]:
-    """The visit order of every rank."""
-    return tuple(overlap_plan(plan, r, part) for r in range(plan.world))
+def orders(plan: AttentionPlan, part: int, heads: tuple[int, int]) -> tuple[OverlapPlan, ...]:
+    """The visit order of every rank. heads: of queries and keys."""
+    return tuple(overlap_plan(plan, r, part, heads) for r in range(plan.world))
 
 
 def key_shape(k: Tensor, v: Tensor) -> KeyShape:
@@ -85,21 +85,21 @@ def _way(call: Call) -> Direct:
     return call.direct
 
 
-def _order(call: Call) -> OverlapPlan:
-    return orders(call.plan, call.part)[call.peer.rank]
+def _order(call: Call, q: Tensor, k: Tensor) -> OverlapPlan:
+    return orders(call.plan, call.part, (q.shape[2], k.shape[2]))[call.peer.rank]
 
 
-def local_mask(call: Call) -> BoundaryVectors:
+def local_mask(call: Call, q: Tensor, k: Tensor) -> BoundaryVectors:
     """The mask of this rank's rows over its key buffer."""
-    columns = _order(call).columns
+    columns = _order(call, q, k).columns
     return localized(call.vectors, call.plan.rows, call.row_chunks, call.plan.keys, columns, call.device)
 
 
-def rank_of(call: Call, k: Tensor, v: Tensor) -> Overlapped:
+def rank_of(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Overlapped:
     """This rank with its key buffer, which the calls of a batch share; those of a few plans are kept."""
     assert call.direct is not None
-    link, shape, order = call.direct.link, key_shape(k, v), _order(call)
-    key = (call.plan.digest, call.part, shape)
+    link, shape, order = call.direct.link, key_shape(k, v), _order(call, q, k)
+    key = (call.plan.digest, call.part, shape, q.shape[2])
     rank = link.ranks.pop(key, None)
     if rank is None:
         rank = Overlapped(

@@ -128,17 +128,18 @@ class Cut:
         return slice(group * self.group_heads, (group + groups) * self.group_heads)
 
 
-def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0) -> OverlapPlan:
-    """The visit order of one rank under one mask of the plan."""
+def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0, heads: tuple[int, int] | None = None) -> OverlapPlan:
+    """The visit order of one rank under one mask of the plan. heads: of queries and keys, where the plan does not say."""
+    of_queries, of_keys = heads or (plan.heads or 0, plan.heads_kv or 0)
     everything = frozenset(range(plan.keys.chunk_count))
     needed = [plan.needed(r, part) if plan.prune else everything for r in range(plan.world)]
     turns: tuple[int, ...] = ()
-    if plan.prune and plan.heads_kv is not None and plan.heads_kv <= FEW_HEADS:
+    if plan.prune and 0 < of_keys <= FEW_HEADS:
         mask, rows = plan.parts[part], plan.rows.chunks_of(rank)
         own = sum(1 << c for c in plan.keys.chunks_of(rank))
         turns = turns_of_chunks([(mask.need[r], mask.workloads[r]) for r in rows], own, plan.keys.chunk_count)
     made = visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world, turns)
-    return replace(made, queries=plan.rows.local_length(rank) * (plan.heads or 0))
+    return replace(made, queries=plan.rows.local_length(rank) * of_queries)
 
 
 def turns_of_chunks(rows: Sequence[tuple[int, int]], own: int, count: int) -> tuple[int, ...]:
