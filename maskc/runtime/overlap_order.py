@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 ITEM_LIMIT = 1 << 16
 """Row tiles, key tiles, and heads times batch items, must stay below this: an item is packed into 32 bits."""
 
+TAIL = 2
+"""Times the longest tile of a forward: work of the heads at its end, which is given out by falling work."""
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
@@ -91,12 +93,21 @@ class Planned:
 
 
 def forward_items(
-    parts: Ints, whole: Ints, dealt: Heads, masked_batches: bool, group: int, arrivals: Sequence[float], seconds: float
+    parts: Ints,
+    whole: Ints,
+    dealt: Heads,
+    masked_batches: bool,
+    group: int,
+    arrivals: Sequence[float],
+    seconds: float,
+    processors: int,
 ) -> Planned:
     """Row tiles: Q block | (batch item * heads + head) << 16.
 
-    Without copies `group` heads go together, whose keys then stay in cache, and among those long tiles first. A tile
-    visits slots in their order, so it can begin so much before its last piece arrives as what it does before takes.
+    Without copies `group` heads go together, whose keys then stay in cache, and among those long tiles first; the last heads
+    as one group, in which the `processors` have work for TAIL times as long as the longest tile takes, so that all end
+    together. A tile visits slots in their order, so it can begin so much before its last piece arrives as what it does before
+    takes.
 
     parts: [masks, Q blocks, slots], the work of each slot's keys, masks being (batch items if masked_batches) times mask
     heads. whole: [masks, Q blocks], the work of a tile, with what belongs to no key. arrivals: seconds, by piece; 0 for own
@@ -113,7 +124,9 @@ def forward_items(
         of = first == piece
         ready[of] = waits[mask[of]]
     head, block, load = np.repeat(which, q_blocks), np.tile(np.arange(q_blocks), len(which)), whole[mask].ravel()
-    order = np.lexsort((head, block, -load, head // group))
+    tail = TAIL * int(whole.max(initial=0)) * processors * len(which) // max(1, int(load.sum()))
+    together = np.minimum(head // group, max(0, len(which) - 1 - tail) // group)
+    order = np.lexsort((head, block, -load, together))
     packed = (block | head << 16).astype(np.uint32)
     return Planned(packed[order], ready.ravel()[order], load[order] * seconds)
 

@@ -91,7 +91,7 @@ def gate_tables(
     group = min(heads * batch, max(1, hopper.L2_BYTES // max(1, kv_bytes)) * (heads // heads_kv))
     dealt = Heads(heads, batch, head_groups(heads, heads_kv, groups, len(plan.slots)))
     seconds = FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim / UNMASKED_WORK / FORWARD_RATE * processors
-    items = forward_items(parts, whole, dealt, local.batch > 1, group, arrivals, seconds)
+    items = forward_items(parts, whole, dealt, local.batch > 1, group, arrivals, seconds, processors)
     few = len(items.packed) < FEW * processors
     chosen = soonest_forward(items, processors, FORWARD_EAGER if few else FORWARD_EAGER[:1])
     return Tables(_on(device, chosen), _on(device, _packed(ranges)))

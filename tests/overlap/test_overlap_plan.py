@@ -16,6 +16,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import (
     ITEM_LIMIT,
+    TAIL,
     Heads,
     Planned,
     forward_items,
@@ -231,19 +232,21 @@ def works(draw: st.DrawFn) -> tuple[np.ndarray, int, int, bool, int]:
     return rng.integers(0, 4, (masks, blocks, slots)), mask_heads * ratio, batch, masked, draw(st.integers(1, 4))
 
 
-@given(works())
-def test_row_tiles_are_ready_when_they_never_wait(problem: tuple[np.ndarray, int, int, bool, int]) -> None:
+@given(works(), st.integers(1, 3))
+def test_row_tiles_are_ready_when_they_never_wait(problem: tuple[np.ndarray, int, int, bool, int], processors: int) -> None:
     parts, heads, batch, masked, group = problem
     masks, blocks, slots = parts.shape
     groups = 2 if heads % 2 == 0 else 1
     arrivals = [0.0 if s == 0 else 3.0 * (g * slots + s) for g in range(groups) for s in range(slots)]
     dealt = Heads(heads, batch, head_groups(heads, heads, groups, slots))
     whole = parts.sum(2) + 1
-    items = forward_items(parts, whole, dealt, masked, group, arrivals, 0.5)
+    items = forward_items(parts, whole, dealt, masked, group, arrivals, 0.5, processors)
     found = [(int(i) & 0xFFFF, int(i) >> 16) for i in items.packed]
     assert sorted(found) == sorted((b, h) for b in range(blocks) for h in range(heads * batch))
     mask = masks_of_heads(dealt, masks, masked)
-    plain = [(h // group, -int(whole[mask[h], b])) for b, h in found]
+    longest = TAIL * int(whole.max()) * processors  # work of the heads that end together
+    last = max(0, heads * batch - 1 - longest * heads * batch // int(whole[mask].sum())) // group
+    plain = [(min(h // group, last), -int(whole[mask[h], b])) for b, h in found]
     assert plain == sorted(plain)
 
     def waits(block: int, head: int, start: float) -> float:
@@ -274,7 +277,7 @@ def test_a_group_of_heads_has_a_row_tile_for_each_multiprocessor() -> None:
 def test_items_that_do_not_fit_are_refused() -> None:
     parts, whole = np.zeros((1, 1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match=str(ITEM_LIMIT)):
-        forward_items(parts, whole, Heads(ITEM_LIMIT + 1, 1, np.zeros(ITEM_LIMIT + 1, dtype=np.int64)), False, 1, [0.0], 1.0)
+        forward_items(parts, whole, Heads(ITEM_LIMIT + 1, 1, np.zeros(ITEM_LIMIT + 1, dtype=np.int64)), False, 1, [0.0], 1.0, 1)
 
 
 def test_a_causal_rank_takes_its_early_rows_before_the_last_chunk() -> None:
