@@ -19,14 +19,20 @@ Item = tuple[int, ...]
 class Kernel(Cta):
     """One CTA that is dealt `items`. broken: the name of a step that is left out, for tests of this model.
 
-    hidden: (item, tile, warp group) of the tiles that a warp group does not see.
+    With row groups: hidden, the (item, tile, warp group) that a warp group does not see; dense, the (item, tile) that all see
+    without a mask.
     """
 
     def __init__(
-        self, spec: KernelSpec, items: tuple[Item, ...], broken: str = "", hidden: Collection[tuple[int, int, int]] = ()
+        self,
+        spec: KernelSpec,
+        items: tuple[Item, ...],
+        broken: str = "",
+        hidden: Collection[tuple[int, int, int]] = (),
+        dense: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(forward_barriers(spec), broken)
-        self.spec, self.items, self.hidden = spec, items, hidden
+        self.spec, self.items, self.hidden, self.dense = spec, items, hidden, dense
         self.turns = [Named(b.arrivals) for b in forward_named(spec) if b.name == "turn" for _ in range(b.slots)]
         self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
         self.stored: list[int] = []
@@ -120,22 +126,21 @@ class Kernel(Cta):
         if self.turns and group == 0:
             self.turns[0].arrive(32)
 
-        def take_turn() -> Steps:
-            if self.turns:
-                yield self.turns[group].sync(32)
+        def in_turn(n: int, tile: int) -> bool:
+            if not self.turns:
+                return False
+            return (n, tile) in self.dense if spec.row_groups > 1 else tile > 0 or spec.chain
 
-        def pass_turn() -> None:
-            if self.turns and self.does("give the turn on"):
+        def pass_turn(n: int, tile: int) -> None:
+            if in_turn(n, tile) and self.does("give the turn on"):
                 self.turns[(group + 1) % groups].arrive(32)
 
-        def output(n: int, tile: int, scored: Callable[[], None] | None = None) -> Steps:
-            """P V of a tile; scored: what follows the next one's Q K^T, in whose turn it is issued."""
+        def output(n: int, tile: int, scored: Callable[[], Steps] | None = None) -> Steps:
+            """P V of a tile; scored: gives the turn on and ends the next one's Q K^T, beside which it runs."""
             yield bars["v_full", v.slot].passed(v.parity)
             memory.begin_read(("v", v.slot), (n, tile))
             if scored is not None:
-                pass_turn()
-                yield None
-                scored()
+                yield from scored()
             yield None
             memory.end_read(("v", v.slot))
             bars["v_empty", v.slot].arrive()
@@ -148,21 +153,21 @@ class Kernel(Cta):
             else:
                 bars["q_empty", slot].arrive()
 
-        def close(scored: Callable[[], None] | None = None) -> Steps:
+        def close(scored: Callable[[], Steps] | None = None) -> Steps:
             if open_item is not None:
                 yield from output(open_item[0], open_item[2], scored)
                 finish(*open_item[:2])
             elif scored is not None:
-                pass_turn()
-                yield None
-                scored()
+                yield from scored()
 
-        def score(n: int, tile: int) -> Callable[[], None]:
-            """Q K^T of a tile under way; what ends it."""
+        def score(n: int, tile: int) -> Callable[[], Steps]:
+            """Q K^T of a tile under way; what gives the turn on and ends it."""
             memory.begin_read(("k", k.slot), (n, tile))
             memory.begin_read(("q", q.slot, warp), n)
 
-            def end() -> None:
+            def end() -> Steps:
+                pass_turn(n, tile)
+                yield None
                 memory.end_read(("k", k.slot))
                 memory.end_read(("q", q.slot, warp))
                 bars["k_empty", k.slot].arrive()
@@ -170,21 +175,14 @@ class Kernel(Cta):
 
             return end
 
-        def pass_over(n: int, tile: int, last: int | None) -> Steps:
-            """A tile that the group does not see; last: the tile whose P V is to come."""
-            bars["k_empty", k.slot].arrive()
-            k.advance()
-            if tile and self.does("take the turn of a hidden tile"):
-                yield from take_turn()
-            if last is not None and self.does("close before a hidden tile"):
-                yield from output(n, last, lambda: None)
-            elif tile:
-                pass_turn()
-            yield bars["v_full", v.slot].passed(v.parity)
-            bars["v_empty", v.slot].arrive()
-            v.advance()
+        def pass_over() -> Steps:
+            """A tile that the group does not see."""
+            for full, empty, ring in (("k_full", "k_empty", k), ("v_full", "v_empty", v)):
+                yield bars[full, ring.slot].passed(ring.parity)
+                bars[empty, ring.slot].arrive()
+                ring.advance()
 
-        last: int | None = None  # with row groups: the tile whose P V is to come
+        last: int | None = None  # the tile of the item whose P V is to come
         for step in self.each_message(queue):
             if not isinstance(step, int):
                 yield step
@@ -200,13 +198,15 @@ class Kernel(Cta):
             for tile in range(first, first + self.items[n][part]):
                 if tile == 0:
                     yield bars["q_full", q.slot].passed(q.parity)
-                yield bars["k_full", k.slot].passed(k.parity)
                 if (n, tile, group) in self.hidden:
-                    yield from pass_over(n, tile, last)
+                    if last is not None and self.does("close before a hidden tile"):
+                        yield from output(n, last)
                     last = None
+                    yield from pass_over()
                     continue
-                if tile or spec.chain:
-                    yield from take_turn()
+                yield bars["k_full", k.slot].passed(k.parity)
+                if in_turn(n, tile):
+                    yield self.turns[group].sync(32)
                 scored = score(n, tile)
                 yield None
                 if last is not None:
@@ -214,10 +214,7 @@ class Kernel(Cta):
                 elif spec.chain:
                     yield from close(scored)
                 else:
-                    if tile:
-                        pass_turn()
-                    yield None
-                    scored()
+                    yield from scored()
                 last = None if spec.chain and tile + 1 == sum(self.items[n]) else tile
             self.give_back(queue)
             if part + 1 < len(self.items[n]):
