@@ -285,8 +285,7 @@ class KeyBuffer:
         """
         if own is None or not self.transport.near or grads[0].dtype != q.dtype or len(self.plan.lends) > LENDERS:
             return None
-        spec = _backward_spec(local, q, deterministic)
-        if hopper_bwd.split_heads(spec, local, q, self._buffer()[0])[0] > 1:
+        if self.splits(local, q, deterministic) > 1:
             return None
         key = own.block, own.block_kv, alone
         if key not in self._whole:
