@@ -1,8 +1,8 @@
 """What the kernels of all ranks visit, over what one kernel visits for the whole mask.
 
 Workloads of a plan count tiles of chunks. A kernel cuts the rows that a rank holds into tiles of its own, so some straddle
-two chunks that are far apart and are visited for what either sees; and keys that several ranks read are loaded, and their
-gradients written, by each of them.
+two chunks that are far apart and are visited for what either sees (where its warp groups pass over what their rows do not
+see, a tile is what one group has); and keys that several ranks read are loaded, and their gradients written, by each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def kernel_tiles(v: BoundaryVectors, p: AttentionPlan, head_dim: int = 128) -> K
     ranks = [localize(v, p.rows, p.rows.chunks_of(r), p.keys, tuple(sorted(p.needed(r)))) for r in range(p.world)]
     form = mask_form(ranks[0])
     forward, backward = forward_spec(form, min(fitting), "bf16"), select_backward(form, min(fitting), "bf16")
-    tiles = (forward.block_q, forward.block_kv), (backward.block_q, backward.block_kv)
+    tiles = (forward.block_q // forward.row_groups, forward.block_kv), (backward.block_q, backward.block_kv)
     whole, parts = _visited(v, *tiles), [_visited(x, *tiles) for x in ranks]
     if not all(whole):
         return None

@@ -47,15 +47,15 @@ def test_links_of_many_ranks_are_summed_per_rank() -> None:
 
 
 def test_what_straddling_tiles_cost_is_told() -> None:
-    """Two ranks of 1024 rows in chunks of 256 taken in turn: a tile of 192 rows lies in two chunks; chunks of 384 hold two."""
+    """Two ranks in chunks of 96 rows taken in turn: of 64 rows of a warp group some lie in two chunks; of 384 none do."""
     causal = BoundaryVectors(2048, 2048, 1, 1, True)
-    turns = [0, 1] * 4
-    text = told(causal, world_size=2, chunk=256, assign=turns)
-    assert "tiles straddle chunks of 256 that lie apart; chunks of 384 hold whole tiles, with up to 1152 rows a rank" in text
-    found = kernel_tiles(causal, plan(causal, world_size=2, chunk=256, assign=turns))
+    turns = [0, 1] * 11
+    text = told(causal, world_size=2, chunk=96, assign=turns)
+    assert "tiles straddle chunks of 96 that lie apart; chunks of 384 hold whole tiles, with up to 1152 rows a rank" in text
+    found = kernel_tiles(causal, plan(causal, world_size=2, chunk=96, assign=turns))
     assert found is not None
     assert found.forward > 1.05
-    assert found.backward == 1
+    assert found.backward > 1.05
     whole = kernel_tiles(causal, plan(causal, world_size=2, chunk=384, assign=[0, 1, 1, 0, 0, 1]))
     assert whole is not None
     assert (whole.forward, whole.backward) == (1, 1)
