@@ -17,9 +17,10 @@ def forward_spec(form: MaskForm, head_dim: int, dtype: Dtype, out_dtype: OutDtyp
         return KernelSpec(head_dim, dtype, out_dtype, form, block_kv=64, q_slots=1, headroom_log2=headroom)
     if form.blocks:  # block tables come in blocks of 128 rows, which 192 does not divide
         return KernelSpec(head_dim, dtype, out_dtype, form, ping_pong=head_dim == 64, chain=True, headroom_log2=headroom)
+    row_groups = 1 if form.closed else 3  # masks with data have short runs and edges
     if head_dim == 64:
-        return KernelSpec(head_dim, dtype, out_dtype, form, block_q=192, warp_groups=3, headroom_log2=headroom)
-    block_kv, row_groups = (80, 1) if form.closed else (64, 3)  # masks with data have short runs and edges
+        return KernelSpec(head_dim, dtype, out_dtype, form, 192, 128, 3, row_groups, headroom_log2=headroom)
+    block_kv = 80 if form.closed else 64
     return KernelSpec(
         head_dim, dtype, out_dtype, form, 192, block_kv, 3, row_groups, k_slots=3, v_slots=3, headroom_log2=headroom
     )

@@ -48,7 +48,7 @@ VARIANTS: dict[str, tuple[KernelSpec, int]] = {
     "document-128-unchained": (replace(default(DOCUMENT, 128), chain=False), 0),
     "document-128-one-tag": (replace(default(DOCUMENT, 128), row_groups=1), 0),
     "four-128-f32": (default(FOUR, 128, out="f32"), 0),
-    "document-64-grouped": (replace(default(DOCUMENT, 64), row_groups=3), 0),
+    "causal-64": (default(TRIANGLE, 64), 0),
     "full-64": (default(FULL, 64), 0),
     "document-64-f16": (default(DOCUMENT, 64, "f16"), 0),
     "everything-64": (default(EVERYTHING, 64), 0),

@@ -20,6 +20,8 @@ SPECS: dict[str, KernelSpec] = {
     **{f"document-{d}": forward_spec(DOCUMENT, d, "bf16") for d in (64, 128, 256)},
     **{f"document-{d}-f32": forward_spec(DOCUMENT, d, "bf16", "f32") for d in (64, 128, 256)},
     **{f"blocks-{d}": forward_spec(replace(DOCUMENT, blocks=True), d, "bf16") for d in (64, 128)},
+    "one tag": replace(GROUPED, row_groups=1),
+    "one tag, f32": replace(GROUPED, row_groups=1, out_dtype="f32"),
     "grouped, one slot each": replace(GROUPED, k_slots=1, v_slots=1, queue_slots=1),
     "grouped, in no turn": replace(GROUPED, ping_pong=False),
     "chained": CHAINED,
@@ -72,7 +74,7 @@ PADDED: tuple[Item, ...] = ((1,), (0,), (0,), (1,))
         ("chained", PADDED, "finish before an empty item"),  # the O Storer waits for an item that is still open
         ("document-128", (LONG, (1,)), "store after the last queue slot"),  # and gives no queue slot back meanwhile
         ("chained", (LONG[1:], (1,)), "store after the last queue slot"),
-        ("document-64", ((3,),), "give the turn on"),
+        ("one tag", ((3,),), "give the turn on"),
     ],
 )
 def test_roles_that_would_wait_for_each_other(name: str, items: tuple[Item, ...], broken: str) -> None:
