@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, assert_never
+from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.merge import accumulator
 from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word, last_value
 
+Room = TypeVar("Room")
 Pair = tuple[Tensor, Tensor]
 """(K, V) [Hk, rows, B, D] and [Hk, rows, B, Dv]: rows of a head are one piece of memory. Of gradients, (dK, dV)
 [B, Hk, rows, D] and [B, Hk, rows, Dv] in fp32 (fp64 for fp64), rows of a head and batch item being one piece."""
@@ -376,9 +377,7 @@ class Loopback:
 
     def staged(self, reader: int, chunk: int) -> Pair:
         """In host memory, which kernels read as it is."""
-        if (reader, chunk) not in self._staged:
-            self._staged[reader, chunk] = self.shape.gradients(self.keys.size_of(chunk), "cpu", self.pinned)
-        return self._staged[reader, chunk]
+        return self._room(self._staged, (reader, chunk), chunk)
 
     def release(self, epoch: int) -> None:
         for peer in self._index:
@@ -413,9 +412,12 @@ class Loopback:
 
     def pushed(self, chunk: int) -> Pair:
         """What this rank pushed of a chunk last."""
-        if chunk not in self._sent:
-            self._sent[chunk] = self.shape.gradients(self.keys.size_of(chunk), "cpu", self.pinned)
-        return self._sent[chunk]
+        return self._room(self._sent, chunk, chunk)
+
+    def _room(self, rooms: dict[Room, Pair], key: Room, chunk: int) -> Pair:
+        """Gradients of a chunk under a key. Peers may ask from a thread of their own: whoever comes second gets the first's."""
+        found = rooms.get(key)
+        return found or rooms.setdefault(key, self.shape.gradients(self.keys.size_of(chunk), "cpu", self.pinned))
 
     def take(self, owner: int, epoch: int, use: Callable[[], None] | None = None, timeout: float = 10.0) -> None:
         """Rank `owner` adds up what this rank pushed in an epoch."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,23 @@ def test_gradients_of_others_are_added_in_the_order_of_ranks() -> None:
     out, lse = (made.p.shard(dense(case, made.v)[n], 1, d) for n, d in (("out", 1), ("lse", 2)))
     _, dk, _ = made.backward(1, q, k, val, out, lse, dout, dlse, "gated")
     assert (dk == 0).all(), "own + 1e20 swallows the own part, - 1e20 leaves nothing"
+
+
+def test_who_asks_at_the_same_time_gets_the_same_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers of a loopback may run in a thread of their own, and both come to a chunk for the first time."""
+    world = World(Case(2, 40, 0, "none", causal=False, chunk=4, order="contiguous"))
+    link, together, made = world.links[0], Barrier(2, timeout=10), KeyShape.gradients
+    reader, (chunk, *_) = next(iter(link.lends.items()))
+
+    def slow(shape: KeyShape, *where: Any) -> Pair:
+        together.wait()
+        return made(shape, *where)
+
+    monkeypatch.setattr(KeyShape, "gradients", slow)
+    for place in (partial(link.staged, reader, chunk), partial(link.pushed, chunk)):
+        with ThreadPoolExecutor(2) as pool:
+            first, second = (f.result() for f in [pool.submit(place) for _ in range(2)])
+        assert first is second
 
 
 def test_staging_is_not_written_before_it_was_added_up() -> None:
