@@ -1,7 +1,7 @@
 """BackwardSpec: every number that the backward template may use.
 
-One spec renders one source with four kernels: attn_bwd_pre (row constants, key tile records, zeroed accumulators),
-attn_bwd_order (key tiles by falling work; not in deterministic mode), attn_bwd, attn_bwd_post (dQ out of its accumulators).
+One spec renders one source with three kernels: attn_bwd_pre (row constants, key tile records and their order, zeroed
+accumulators), attn_bwd, attn_bwd_post (dQ out of its accumulators).
 
 Head counts, GQA ratios, lengths, strides and the dtype of the results are run-time numbers, not variants.
 """

@@ -1,7 +1,6 @@
 """The Hopper backward: its launches on torch's current stream.
 
-Row constants, for some calls the order of key tiles, the main kernel, dQ out of its accumulators. Each kernel may start
-while the one before it ends.
+Row constants and key tiles, the main kernel, dQ out of its accumulators. Each kernel may start while the one before it ends.
 
 Nothing here synchronises with the host, and all memory comes from torch, so a call may be captured into a CUDA graph
 once the kernel has run on that device. Formulas (P = exp(scale Q K^T - lse)): dV = P^T dO, dS = P * (dO V^T -
@@ -23,7 +22,7 @@ from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import VECTORS
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
-from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors, tile_map
+from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors, tile_map, work_counter
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
@@ -101,6 +100,7 @@ def backward_with(
     space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
     ahead = shape.ahead(dealing, multiprocessors(q.device)) if spec.zeroes_ahead else shape.units
+    done = work_counter(q.device) if dealing.falling and gate is None else None
     pre = _Pre(
         out=out.data_ptr(),
         dout=dout.data_ptr(),
@@ -111,6 +111,7 @@ def backward_with(
         **{f"{name}_{of}": t.stride(i) for name, t in (("out", out), ("dout", dout)) for i, of in enumerate(_STRIDES)},
         **shape.sizes("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "mask_tiles"),
         ahead=ahead,
+        done=0 if done is None else done.data_ptr(),
         mask_heads=v.heads,
         out_is_f32=out.dtype == torch.float32,
     )
@@ -148,10 +149,6 @@ def backward_with(
     kernels, device = _kernels(spec), q.device
     launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
     enqueue = partial(launch, device=device, overlap_previous=True)
-    if dealing.falling and gate is None:
-        assert kernels.order is not None, "in deterministic mode tiles are dealt as they lie"
-        grid = (-(-shape.kv_blocks // 256), shape.mask_tiles // shape.kv_blocks, 1)
-        enqueue(kernels.order, grid, 256, Arguments([], pre))
     mine = [tile_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
     arguments = Arguments([*loads, *stores, *mine], main)
     ctas = min(shape.items, max(1, multiprocessors(device) - leave))
@@ -311,14 +308,13 @@ class _Kernels:
     pre: Kernel
     main: Kernel
     post: Kernel
-    order: Kernel | None
 
 
 @cache
 def _kernels(spec: BackwardSpec) -> _Kernels:
     image = compile_cubin(spec.source()).image
     pre, main, post = (load_kernel(image, name) for name in ("attn_bwd_pre", "attn_bwd", "attn_bwd_post"))
-    return _Kernels(pre, main, post, None if spec.deterministic else load_kernel(image, "attn_bwd_order"))
+    return _Kernels(pre, main, post)
 
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -332,7 +328,7 @@ class _Pre(ctypes.Structure):
 
     _fields_ = [
         *((name, _POINTER) for name in ("out", "dout", "lse", "dlse", "lse2", "dpsum")),
-        *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order")),
+        *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order", "done")),
         *_VECTORS,
         ("keep", _POINTER),
         *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in _STRIDES),

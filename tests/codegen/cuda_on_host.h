@@ -9,7 +9,7 @@ using std::max;
 using std::min;
 
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __grid_constant__
 #define __shared__ static
 

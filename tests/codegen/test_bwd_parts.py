@@ -21,7 +21,6 @@ struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }
 static unsigned ones_from(unsigned n) { return n < 32 ? 0xffffffffu << n : 0; }
 static void zero_global_v4(float* p) { for (int i = 0; i < 4; ++i) p[i] += 1; }  // counted
-static void __threadfence() {}
 static void add_release(unsigned* p, unsigned x) { *p += x; }
 // Of numbers that 16 bits hold.
 static unsigned pack_bf16(float low, float high) { return bits<unsigned>(low) >> 16 | (bits<unsigned>(high) & 0xffff0000u); }
@@ -108,26 +107,32 @@ extern "C" void share(const Params* p, int unit, int tile) {
 
 
 def test_order_of_key_tiles(tmp_path: Path) -> None:
-    """By falling work; tiles of equal work as they lie."""
+    """By falling work; tiles of equal work as they lie. Only the CTA that comes last does it, for every mask."""
     spec = select_backward(MaskForm(lts=True), 128, "bf16")
     parts = [
         ("bwd/pre.cuh", "namespace pre {", "DEVICE void unpack("),
-        ("bwd/pre.cuh", "}  // namespace pre", 'extern "C" __global__ void __launch_bounds__(128)'),
-        ("bwd/pre.cuh", 'extern "C" __global__ void __launch_bounds__(256) attn_bwd_order', ""),
+        ("bwd/pre.cuh", "// Key tiles of each mask by falling work", 'extern "C"'),
     ]
     entry = """
-extern "C" void sort_tiles(const pre::Params* p, int blocks) { run_blocks(attn_bwd_order, *p, blocks, 256); }
+static void sort(const pre::Params& p) { pre::order_tiles(p, 3); }
+extern "C" void sort_tiles(const pre::Params* p, int blocks) { run_blocks(sort, *p, blocks, 128); }
 """
     library = host(spec, tmp_path / "host", parts, entry)
     rng = random.Random(0)
-    for tiles in (1, 256, 700):
-        work = [rng.randrange(20) for _ in range(tiles)]
-        records = torch.zeros(tiles, spec.tile_ints, dtype=torch.int32)
-        records[:, 10] = torch.tensor(work)
-        order = torch.full((tiles,), -1, dtype=torch.int32)
-        arguments = _Pre(tiles=records.data_ptr(), order=order.data_ptr(), kv_blocks=tiles)
-        library.sort_tiles(ctypes.byref(arguments), -(-tiles // 256))
-        assert order.tolist() == sorted(range(tiles), key=lambda t: (-work[t], t))
+    done = torch.zeros(1, dtype=torch.int32)
+    for number, tiles in ((1, 1), (2, 256), (1, 700)):
+        work = [[rng.randrange(20) for _ in range(tiles)] for _ in range(number)]
+        records = torch.zeros(number, tiles, spec.tile_ints, dtype=torch.int32)
+        records[:, :, 10] = torch.tensor(work)
+        order = torch.full((number, tiles), -1, dtype=torch.int32)
+        where = {"tiles": records.data_ptr(), "order": order.data_ptr(), "done": done.data_ptr()}
+        arguments = _Pre(**where, kv_blocks=tiles, mask_tiles=number * tiles)
+        library.sort_tiles(ctypes.byref(arguments), 2)
+        assert done.tolist() == [2]
+        assert (order == -1).all(), "records are missing"
+        library.sort_tiles(ctypes.byref(arguments), 1)
+        assert done.tolist() == [0], "for the next launch"
+        assert order.tolist() == [sorted(range(tiles), key=lambda t: (-of[t], t)) for of in work]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -59,6 +59,9 @@ static unsigned __ballot_sync(unsigned, bool on) {
 static int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 static void wait_for_previous_kernel() {}
 static void let_next_kernel_start() {}
+template <class T> static T load_acquire(const T* p) { return *p; }
+static unsigned atomicAdd(unsigned* p, unsigned x) { return (*p += x) - x; }
+static void __threadfence() {}
 static void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 """
 _ENTRIES = """
@@ -104,8 +107,6 @@ def host(spec: BackwardSpec, folder: Path) -> ctypes.CDLL:
     parts = [CUDA, f"#define HIDDEN_HALF {'run.hidden_half' if spec.halves else '0'}", _WARPS]
     parts += [headers[name] for name in ("device/types.cuh", "bwd/key_tile.cuh", "bwd/shared.cuh", "bwd/walk.cuh", "bwd/pre.cuh")]
     text = in_one_text(*parts)
-    order = text.find("// attn_bwd_order")
-    text = text[:order] if order >= 0 else text
     folder.mkdir(exist_ok=True)
     return compile_on_host(text + _ENTRIES, folder)
 

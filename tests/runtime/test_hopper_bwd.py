@@ -81,9 +81,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         seen.append((kernel, grid, arguments.body))
 
     monkeypatch.setattr(hopper_bwd, "launch", launch)
-    monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post", "order"))
+    monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post"))
     monkeypatch.setattr(hopper_bwd, "tile_map", lambda t, rows: bytes(128))
     monkeypatch.setattr(hopper_bwd, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper_bwd, "work_counter", lambda device: torch.zeros(2, dtype=torch.int32))
     return seen
 
 
@@ -103,13 +104,13 @@ def test_what_is_launched(launches: Launches) -> None:
     row_blocks, tiles = 2 * 4 * 4, 4 * 3  # 64 rows; 128 keys
     assert [(name, grid) for name, grid, _ in launches] == [
         ("pre", (row_blocks + tiles // 4, 1, 1)),
-        ("order", (1, 4, 1)),
         ("main", (2 * 2 * 2 * 3, 1, 1)),
         ("post", (row_blocks, 1, 1)),
     ]
-    main = launches[2][2]
+    main = launches[1][2]
     assert (main.splits, main.heads, main.grads_f32, main.mask_batch, main.mask_heads) == (2, 1, 1, 1, 4)
     assert main.order != 0
+    assert launches[0][2].done is not None, "key tiles are put in order"
     assert launches[0][2].lts == lts.data_ptr()
     assert launches[0][2].ahead == main.ahead == 8, "few units: attn_bwd_pre zeroes the accumulators of all"
 
@@ -119,6 +120,7 @@ def test_nothing_to_order(launches: Launches) -> None:
     call(BoundaryVectors(200, 300, 1, 1, True), 2, 2, grad_dtype=torch.float32)
     call(BoundaryVectors(200, 300, 1, 1, True, lts=lts), 2, 2, deterministic=True)
     assert [name for name, _, _ in launches] == ["pre", "main", "post"] * 2
+    assert [launches[i][2].done for i in (0, 3)] == [None, None]
     assert launches[1][2].grads_f32 == launches[2][2].dq_is_f32 == 1
     assert launches[4][2].grads_f32 == launches[5][2].dq_is_f32 == 0
 
