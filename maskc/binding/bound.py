@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from maskc.binding.data import move
 from maskc.binding.streams import Kept, Making, gpu_tensors
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
@@ -67,12 +68,12 @@ class BoundInputs:
         return (*sets, *self.vectors.values(), *numbers, *(table.keep for table in self.blocks.values()))
 
     def to(self, device: torch.device) -> BoundInputs:
-        """The same inputs on another device, without waiting for the copies."""
+        """The same inputs on another device; see `data.move`."""
         if device == self.device:
             return self
 
         def moved(t: Tensor) -> Tensor:
-            return t.to(device, non_blocking=True)
+            return move(t, device)
 
         return BoundInputs(
             device,
@@ -278,15 +279,15 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 def on_device(v: BoundaryVectors, device: torch.device) -> BoundaryVectors:
-    """The vectors on another device, without waiting for the copy."""
+    """The vectors on another device; see `data.move`."""
     if v.device == device:
         return v
 
     def moved(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.to(device, non_blocking=True)
+        return None if t is None else move(t, device)
 
     blocks = v.blocks
     if blocks is not None:
-        blocks = replace(blocks, keep=blocks.keep.to(device, non_blocking=True))
+        blocks = replace(blocks, keep=move(blocks.keep, device))
     lts, lte, uts, ute, diag = (moved(t) for t in v.tensors)
     return replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=moved(v.elsewhere))

@@ -92,5 +92,5 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`, without waiting for the copy."""
-    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+    """The tensor on `device`. Only a copy to the host is waited for: whoever reads it there could not tell when it has come."""
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")

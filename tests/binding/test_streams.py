@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import maskc
+from maskc.binding.data import move
 from maskc.binding.streams import Kept, Making, tensors_of
 from maskc.boundary import BlockTable, BoundaryVectors
 
@@ -97,3 +98,17 @@ def test_a_bound_mask_that_was_used_pickles() -> None:
     again = pickle.loads(pickle.dumps(spec))
     assert torch.equal(again.vectors(8, 8).lts, v.lts)
     assert again._vectors.found[8, 8, "cuda:0"][1] is None
+
+
+def test_a_copy_to_the_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads it there cannot tell when an asynchronous copy has come; a GPU's own streams can."""
+    waits: dict[str, bool] = {}
+
+    def to(self: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+        waits[device.type] = not non_blocking
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    move(torch.zeros(1, device="meta"), torch.device("cpu"))
+    move(torch.zeros(1), torch.device("cuda", 0))
+    assert waits == {"cpu": True, "cuda": False}

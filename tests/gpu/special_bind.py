@@ -38,6 +38,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("streams/vectors made late", partial(_late, "vectors")),
         ("streams/data bound late", partial(_late, "bind")),
         ("streams/localized late", _localized_late),
+        ("streams/read on the host", _read_on_the_host),
         ("streams/graph behind a late stream", _late_graph),
         ("streams/made in a graph", _made_in_a_graph),
         ("streams/memory of a mask that is gone", _freed),
@@ -256,6 +257,19 @@ def _late(what: str) -> str:
         torch.cuda.synchronize()
         if not torch.equal(got, want):
             return "another stream did not wait"
+    return ""
+
+
+def _read_on_the_host() -> str:
+    """Vectors that are asked for on the CPU are there when the call returns, however late the GPU is."""
+    mask, lengths = _documents(), LENGTHS.cuda()
+    want = mask.bind(doc=segments(lengths=LENGTHS)).vectors(N, N)
+    for _ in range(3):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(LATE)
+        got = mask.bind(validate=False, doc=segments(lengths=lengths)).vectors(N, N, "cpu")
+        if problem := differences(got, want):
+            return problem
     return ""
 
 
