@@ -25,7 +25,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -50,24 +50,22 @@ from maskc.tiles import TileClass, classify
 
 ROWS = 8192
 """Rows of a rank."""
-WHOLE_TILES = 9216
-"""The same where chunks are whole tiles of the kernels: six of 192 rows forward, nine of 128 keys backward."""
 WORLDS = (4, 8, 16, 32)
 MASKS = ("causal_document", "prefix_lm_document", "share_question", "sliding_window", "causal")
 WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
 BALANCED = WAYS[-1]
+HEADS = 64
+"""Query heads of the paper."""
 FEW_HEADS = 16
-"""Query heads where the paper's 64 would take too long; the work of a head does not depend on their number."""
+"""Those of the causal mask, up to LARGE ranks, and twice as many above: 64 take as long as all other masks together."""
 SETTLED = 1.1
 """Predicted imbalance from which one round shows it well enough."""
 LARGE = 8
-"""Ranks above which the whole mask as vectors alone is not timed, and no cell of other rows is."""
+"""Ranks above which the whole mask as vectors alone is not timed."""
 LONG = 16
 """Ranks above which a round is so long that one is enough, and two for HCC-IPO and the whole mask."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
-WHOLE = 1.005
-"""Tiles over those of the whole mask below which hardly any straddles the end of a chunk."""
 FEW_SAMPLES = 8
 """Fewer samples than this are not fitted."""
 
@@ -91,10 +89,13 @@ class Cell:
     mask: str
     world: int
     shape: Shape
-    rows: int = field(default_factory=lambda: ROWS)
+
+    @property
+    def length(self) -> int:
+        return ROWS * self.world
 
     def spec(self) -> BoundMask:
-        return mask_case(self.mask, self.rows * self.world).spec()
+        return mask_case(self.mask, self.length).spec()
 
 
 @dataclass(frozen=True)
@@ -106,27 +107,15 @@ class Times:
 
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
-    """Causal documents with the paper's heads first, but for the largest group; then all else by size, other heads few.
-
-    Last what is not of ROWS rows: groups of at most LARGE ranks whose chunks are whole tiles.
-    """
-
-    def cell(mask: str, world: int, heads: int, rows: int = ROWS) -> Cell:
-        return Cell(mask, world, Shape(max(1, 32 // world), args.heads or heads, args.heads_kv, args.head_dim), rows)
-
-    paper = [cell(MASKS[0], world, 64) for world in args.worlds if MASKS[0] in args.masks]
-    others = [mask for mask in args.masks if mask != MASKS[0]]
-    yield from (c for c in paper if c.world <= LONG)
+    """Small groups first; of each, causal documents first."""
     for world in args.worlds:
-        yield from (c for c in paper if c.world == world > LONG)
-        yield from (cell(mask, world, FEW_HEADS) for mask in others)
-    for world in args.worlds:
-        if world <= LARGE:
-            yield from (cell(mask, world, FEW_HEADS, WHOLE_TILES) for mask in args.masks)
+        for mask in args.masks:
+            few = FEW_HEADS * (1 if world <= LARGE else 2) if mask == "causal" else HEADS
+            yield Cell(mask, world, Shape(max(1, 32 // world), args.heads or few, args.heads_kv, args.head_dim))
 
 
-def plans(spec: Any, world: int, names: Sequence[str], rows: int | None = None) -> dict[str, AttentionPlan]:
-    chunk = (rows or ROWS) // 8
+def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPlan]:
+    chunk = ROWS // 8
     eighths = plan(spec, world_size=world, chunk=chunk)
     loads = eighths.parts[0].workloads
     makers: dict[str, Callable[[], AttentionPlan]] = {
@@ -246,9 +235,9 @@ SHORT = "short"
 
 def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device | None) -> list[dict[str, Any]]:
     """A row per way of dealing out the chunks; without a device the times are the model's."""
-    spec, length = cell.spec(), cell.rows * cell.world
+    spec, length = cell.spec(), cell.length
     v = spec.vectors(length, length)
-    found = plans(spec, cell.world, ways, cell.rows)
+    found = plans(spec, cell.world, ways)
     times: dict[str, Times] = {}
     rounds = min(rounds, 2) if cell.world > LONG else rounds
     taken = {way: 1 if p.imbalance > SETTLED or cell.world > LONG else rounds for way, p in found.items()}
@@ -271,8 +260,8 @@ def cell_rows(cell: Cell, ways: Sequence[str], rounds: int, device: torch.device
 
 def counted(cell: Cell) -> dict[str, Any]:
     """What balanced ranks have (COUNTS), and what their kernels visit over one kernel; see `maskc.runtime.kernel_tiles`."""
-    spec, length = cell.spec(), cell.rows * cell.world
-    p, v = plans(spec, cell.world, (BALANCED,), cell.rows)[BALANCED], spec.vectors(length, length)
+    spec, length = cell.spec(), cell.length
+    p, v = plans(spec, cell.world, (BALANCED,))[BALANCED], spec.vectors(length, length)
     found = kernel_tiles(v, p, cell.shape.head_dim)
     assert found is not None
     over_one = {"forward": found.forward, "backward": found.backward, "key": found.keys}
@@ -291,7 +280,7 @@ def _row(
     exchange = max(p.received()) * row_bytes * shape.batch / DEFAULT_MACHINE.intra
     flops = {"forward": shape.flops(visible), "backward": shape.flops(visible) * BACKWARD_FACTOR}
     out: dict[str, Any] = {"mask": cell.mask, "world": cell.world, "way": way, **asdict(shape), "measured": bool(times)}
-    out |= {"rows_per_rank": cell.rows, "chunk": p.rows.chunk, "method": p.method, "rounds": rounds}
+    out |= {"rows_per_rank": ROWS, "chunk": p.rows.chunk, "method": p.method, "rounds": rounds}
     out |= {"predicted_peak_over_mean": p.imbalance}
     for direction in ("forward", "backward"):
         per_rank = [getattr(t, direction) for t in ranks]
@@ -341,11 +330,10 @@ def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """
     out: dict[str, dict[str, float]] = {}
     for i, direction in enumerate(("forward", "backward")):
-        straddle = f"{direction}_tiles_over_one"  # the counts are of tiles that do not
-        balanced = [r for r in rows if r["measured"] and "ranks_tiles" in r and r.get(straddle, 1.0) < WHOLE]
         samples = [
             (*(n * r["batch"] * r["heads"] for n in tiles), 1e-3 * ms[i])
-            for r in balanced
+            for r in rows
+            if r["measured"] and "ranks_tiles" in r
             for tiles, ms in zip(r["ranks_tiles"], r["ranks_ms"], strict=True)
         ]
         if len(samples) < FEW_SAMPLES:
@@ -360,8 +348,7 @@ def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def line(r: dict[str, Any]) -> str:
-    rows = f" of {r['rows_per_rank']} rows" if r["rows_per_rank"] != ROWS else ""
-    cells = [f"{r['mask']:18} P={r['world']:2}{rows} B={r['batch']} H={r['heads']:2} {r['way']:10}"]
+    cells = [f"{r['mask']:18} P={r['world']:2} B={r['batch']} H={r['heads']:2} {r['way']:10}"]
     for d in ("forward", "backward"):
         rate = f" rate {r[f'{d}_rate_against_one']:.3f}" if r["measured"] else ""
         for kind in (FOLDED, SHORT):
@@ -376,7 +363,7 @@ def line(r: dict[str, Any]) -> str:
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """A line a cell: slowest over mean by every way, forward/backward, and the rates of balanced ranks against one GPU."""
     lines = []
-    for cell, found in groupby(rows, lambda r: (r["mask"], r["world"], r["rows_per_rank"])):
+    for cell, found in groupby(rows, lambda r: (r["mask"], r["world"])):
         ways = {r["way"]: r for r in found}
         peaks = [
             f"{ways[w]['forward_peak_over_mean']:.2f}/{ways[w]['backward_peak_over_mean']:.2f}" if w in ways else "-"
@@ -384,27 +371,20 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         ]
         best = ways.get(BALANCED, {})
         rates = [f"{best[key]:.3f}" for d in ("forward", "backward") if (key := f"{d}_rate_against_one") in best]
-        lines.append(f"{cell[0][:12]:12}{cell[1]:3}{cell[2]:5} {' '.join(f'{x:9}' for x in peaks)} {' '.join(rates)}")
-    return "\n".join([f"mask          P rows {' '.join(f'{w[:9]:9}' for w in WAYS)} rate", *lines])
-
-
-TABLES = ("rows", "whole_tiles")
-"""Of the file: cells of ROWS rows a rank, and of WHOLE_TILES."""
+        lines.append(f"{cell[0][:12]:12}{cell[1]:3} {' '.join(f'{x:9}' for x in peaks)} {' '.join(rates)}")
+    return "\n".join([f"mask          P {' '.join(f'{w[:9]:9}' for w in WAYS)} rate", *lines])
 
 
 def write(path: Path, info: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """The results as JSON, a row a line."""
     head = json.dumps({**info, "fit": fits(rows)}, indent=1).removesuffix("\n}")
-    for table in TABLES:
-        lines = [json.dumps(r) for r in rows if (r["rows_per_rank"] == ROWS) == (table == TABLES[0])]
-        head += f',\n "{table}": [\n  ' + ",\n  ".join(lines) + "\n ]"
-    path.write_text(f"{head}\n}}\n")
+    path.write_text(head + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n")
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What `write` was given."""
     data = json.loads(path.read_text())
-    rows = [r for table in TABLES for r in data.pop(table)]
+    rows = data.pop("rows")
     return {name: value for name, value in data.items() if name != "fit"}, rows
 
 
@@ -414,7 +394,7 @@ def count_tiles(path: Path) -> None:
     for r in rows:
         if r["way"] == BALANCED:
             shape = Shape(*(r[f.name] for f in fields(Shape)))
-            r |= counted(Cell(r["mask"], r["world"], shape, r["rows_per_rank"]))
+            r |= counted(Cell(r["mask"], r["world"], shape))
     write(path, info, rows)
 
 
@@ -423,7 +403,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=list(WORLDS))
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--heads", type=int, default=None, help=f"default: 64 for {MASKS[0]}, else {FEW_HEADS}")
+    parser.add_argument("--heads", type=int, default=None, help=f"default: {HEADS}; causal {FEW_HEADS} or twice that")
     parser.add_argument("--heads-kv", type=int, default=1)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
@@ -452,15 +432,14 @@ def main() -> None:
         if args.seconds is not None and time.monotonic() - began > args.seconds:
             info["not_run"].append(asdict(cell))
             continue
-        ways, rounds = (args.ways, args.rounds) if cell.rows == ROWS else ((BALANCED,), min(args.rounds, 2))
-        made = cell_rows(cell, ways, rounds, torch.device("cuda") if gpu else None)
+        made = cell_rows(cell, args.ways, args.rounds, torch.device("cuda") if gpu else None)
         rows += made
         print("\n".join(map(line, made)), flush=True)
         write(args.out, info, rows)
     write(args.out, info, rows)
     print(summary(rows))
     if info["not_run"]:
-        print("no time left for " + ", ".join(f"{c['mask']} P={c['world']} of {c['rows']} rows" for c in info["not_run"]))
+        print("no time left for " + ", ".join(f"{c['mask']} P={c['world']}" for c in info["not_run"]))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,9 @@ def scaling() -> str:
     return table(["", *ways], [[name, *(f.get(w, "") for w in ways)] for name, f in found.items()])
 
 
-def scaling_rates(key: str = "rows") -> str:
-    """Rate of all ranks' kernels against one call on one GPU, forward / backward, with balanced ranks.
-
-    key: "rows", or "whole_tiles" for the cells whose chunks are whole tiles.
-    """
-    kept = _balanced("forward_rate_against_one", key=key)
+def scaling_rates() -> str:
+    """Rate of all ranks' kernels against one call on one GPU, forward / backward, with balanced ranks."""
+    kept = _balanced("forward_rate_against_one")
     worlds = sorted({r["world"] for r in kept})
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for r in kept:
@@ -38,15 +35,14 @@ def scaling_rates(key: str = "rows") -> str:
     return table(["", *(f"P = {w}" for w in worlds)], [[m, *(f.get(w, "") for w in worlds)] for m, f in found.items()])
 
 
-def kept(key: str = "rows") -> str:
-    """The least rate of balanced ranks against one GPU, either direction. key: as in `scaling_rates`."""
-    found = _balanced("forward_rate_against_one", key=key)
-    return f"{min(r[f'{d}_rate_against_one'] for r in found for d in DIRECTIONS):.2f}"
+def kept() -> str:
+    """Rates of balanced ranks against one GPU, least to greatest over the cells, by direction."""
+    return _by_direction("rate_against_one")
 
 
-def _balanced(*needed: str, key: str = "rows") -> list[Row]:
+def _balanced(*needed: str) -> list[Row]:
     """Rows of balanced ranks. Raises NoData where there is none."""
-    found = [r for r in rows_of("scaling", *needed, key=key) if r["way"] == "HCC-IPO"]
+    found = [r for r in rows_of("scaling", *needed) if r["way"] == "HCC-IPO"]
     if not found:
         raise NoData("scaling")
     return found

@@ -19,7 +19,6 @@ from benchmarks.scaling import (
     MASKS,
     SHORT,
     WAYS,
-    WHOLE_TILES,
     WORLDS,
     Bench,
     Cell,
@@ -46,18 +45,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_the_shape_of_the_paper_comes_first() -> None:
+def test_the_shape_of_the_paper_is_among_the_cells() -> None:
     made = list(cells(Namespace(masks=MASKS, worlds=WORLDS, heads=None, heads_kv=1, head_dim=128)))
-    paper = [Cell("causal_document", w, Shape(32 // w, 64, 1, 128)) for w in WORLDS]
-    assert made[:3] == paper[:3]
-    assert {(c.mask, c.world) for c in made if c.rows == 1024} == {(m, w) for m in MASKS for w in WORLDS}
-    assert [(c.mask, c.world) for c in made if c.rows == WHOLE_TILES] == [(m, w) for w in (4, 8) for m in MASKS]
-    assert WHOLE_TILES % (8 * 384) == 0
-    assert len(made) == len(set(made)) == 30
-    required, aligned = made[3:20], made[20:]
-    assert [c.world for c in required] == sorted(c.world for c in required)
-    assert made.index(paper[3]) == min(i for i, c in enumerate(made) if c.world == 32)
-    assert {c.rows for c in aligned} == {WHOLE_TILES}
+    assert [(c.world, c.mask) for c in made] == [(w, m) for w in WORLDS for m in MASKS]
+    assert all(c.shape == Shape(32 // c.world, 64, 1, 128) for c in made if c.mask != "causal")
+    assert [c.shape.heads for c in made if c.mask == "causal"] == [16, 16, 32, 32]
 
 
 def test_rows_of_the_model() -> None:
@@ -68,7 +60,7 @@ def test_rows_of_the_model() -> None:
     assert all(r["forward_peak_over_mean"] == pytest.approx(r["predicted_peak_over_mean"]) for r in rows)
     assert all(not r["measured"] and "forward_rate_against_one" not in r for r in rows)
     assert all(line(r) for r in rows)
-    assert summary(rows).splitlines()[1].split()[:3] == ["causal_docum", "4", "1024"]
+    assert summary(rows).splitlines()[1].split()[:2] == ["causal_docum", "4"]
 
 
 def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +128,17 @@ def test_forwards_and_backwards_have_rounds_of_their_own(monkeypatch: pytest.Mon
 
 
 def test_tiles_are_counted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 128 rows: tiles of 192 rows straddle their ends, key tiles of 128 do not."""
+    """Zigzag on 4 ranks, in whole tiles: a rank reads all keys up to its second piece, so 5 to 8 of 8 pieces."""
     out = tmp_path / "scaling.json"
     rows = cell_rows(Cell("causal", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
     write(out, {"device": "none"}, rows)
     monkeypatch.setattr(sys, "argv", ["scaling", "--tiles", "--out", str(out)])
     scaling.main()
-    counted = {
-        r["way"]: (r.get("forward_tiles_over_one"), r.get("backward_tiles_over_one")) for r in json.loads(out.read_text())["rows"]
-    }
-    assert {way for way, found in counted.items() if found != (None, None)} == {"HCC-IPO"}
-    assert counted["HCC-IPO"][0] > 1 == counted["HCC-IPO"][1]
+    counted = {r["way"]: r for r in json.loads(out.read_text())["rows"] if "ranks_tiles" in r}
+    assert set(counted) == {"HCC-IPO"}
+    row = counted["HCC-IPO"]
+    assert [row[f"{kind}_tiles_over_one"] for kind in ("forward", "backward", "key")] == [1, 1, (5 + 6 + 7 + 8) / 8]
+    assert [keys for *_, keys in row["ranks_tiles"]] == [32, 28, 24, 20]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,10 +148,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     scaling.main()
     data = json.loads(out.read_text())
     assert data["rows"] == []
-    assert [(c["mask"], c["world"], c["rows"]) for c in data["not_run"]] == [
-        ("causal", w, n) for n in (1024, WHOLE_TILES) for w in (4, 8)
-    ]
-    assert "no time left for causal P=4 of 1024 rows, causal P=8 of 1024 rows" in capsys.readouterr().out
+    assert [(c["mask"], c["world"]) for c in data["not_run"]] == [("causal", 4), ("causal", 8)]
+    assert "no time left for causal P=4, causal P=8" in capsys.readouterr().out
 
 
 def test_costs_are_fitted_over_all_masks() -> None:
@@ -184,8 +174,6 @@ def test_the_file_is_json_with_a_line_a_row(tmp_path: Path) -> None:
     rows = cell_rows(Cell("causal", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
     write(tmp_path / "scaling.json", {"device": "none", "not_run": []}, rows)
     text = (tmp_path / "scaling.json").read_text()
-    assert json.loads(text) == {"device": "none", "not_run": [], "fit": {}, "rows": rows, "whole_tiles": []}
-    aligned = [r | {"rows_per_rank": WHOLE_TILES} for r in rows]
-    write(tmp_path / "scaling.json", {"device": "none"}, [*aligned, *rows])
-    assert read(tmp_path / "scaling.json") == ({"device": "none"}, [*rows, *aligned])
+    assert json.loads(text) == {"device": "none", "not_run": [], "fit": {}, "rows": rows}
+    assert read(tmp_path / "scaling.json") == ({"device": "none", "not_run": []}, rows)
     assert text.count("\n") < 20
