@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -56,7 +56,8 @@ class Setting:
 class Figures:
     """One side. Milliseconds but for `first_step`, seconds of the first forward and backward, compilation included.
 
-    mask: data -> everything that the kernels read, `bind` included. backward: None where there is none.
+    mask: data -> everything that the kernels read, `bind` included; host and device. forward, backward: of the device alone,
+    where it is a GPU. backward: None where there is none.
     """
 
     first_step: float
@@ -274,28 +275,55 @@ def _times(
     for number in range(_ROUNDS):
         tick(f"round {number + 1} of {_ROUNDS}")
         for side, attend, (mask, forward, backward) in zip(sides, attends, found, strict=True):
-            mask += _repeat(side.make, device)
+            call = partial(attend, q, k, v)
+            mask += _repeat(partial(_wall_ms, side.make, device))
             with torch.set_grad_enabled(side.differentiable):
-                forward += _repeat(partial(attend, q, k, v), device)
-            if side.differentiable:  # of a new forward each: what FlexAttention saves serves one backward only
-                backward += _repeat(lambda out: torch.autograd.grad(out, leaves, dout), device, partial(attend, q, k, v))
+                forward += _repeat(partial(_gpu_ms, call, device))
+            if side.differentiable:
+                backward += _repeat(partial(_backward_ms, call, leaves, dout, device))
     return [(median(mask), median(forward), median(backward) if backward else None) for mask, forward, backward in found]
 
 
-def _repeat(call: Callable[..., object], device: torch.device, before: Callable[[], object] | None = None) -> list[float]:
-    """Milliseconds of single calls, waited for: one warm call, then as many as fit into the time, 3 to 20.
-
-    before: makes the argument of each call, not timed.
-    """
+def _repeat(milliseconds: Callable[[], float]) -> list[float]:
+    """A warm call, then as many as fit into the time, 3 to 20."""
     times: list[float] = []
     while len(times) < 4 or (sum(times[1:]) < 1e3 * _SECONDS and len(times) < 21):
-        given = () if before is None else (before(),)
-        wait(device)
-        started = time.perf_counter()
-        call(*given)
-        wait(device)
-        times.append(1e3 * (time.perf_counter() - started))
+        times.append(milliseconds())
     return times[1:]
+
+
+def _wall_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Of host and device, until everything is done."""
+    wait(device)
+    started = time.perf_counter()
+    call()
+    wait(device)
+    return 1e3 * (time.perf_counter() - started)
+
+
+def _gpu_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Of a GPU alone: enqueued while it multiplies matrices, as in training, where the host is ahead."""
+    if device.type != "cuda":
+        return _wall_ms(call, device)
+    ahead = _matrix(device)
+    for _ in range(3):
+        ahead @ ahead
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    wait(device)
+    return float(start.elapsed_time(end))
+
+
+def _backward_ms(forward: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor, device: torch.device) -> float:
+    """After a forward of its own: what FlexAttention saves serves one backward only."""
+    return _gpu_ms(partial(torch.autograd.grad, forward(), leaves, dout), device)
+
+
+@cache
+def _matrix(device: torch.device) -> Tensor:
+    return torch.ones(8192, 8192, dtype=torch.bfloat16, device=device)
 
 
 def wait(device: torch.device) -> None:
