@@ -77,9 +77,9 @@ class Rank:
         return self.cell.rows * self.peer.world
 
     def plan(self, order: str, prune: bool = True) -> AttentionPlan:
-        chunk = min(2048, max(128, self.cell.rows // 8))
+        """As `maskc.plan` makes it; "zigzag" is the dual-chunk assignment."""
         sizes = {"heads": self.cell.heads, "heads_kv": self.cell.heads_kv, "head_dim": HEAD_DIM}
-        return make_plan(self.spec, world_size=self.peer.world, order=order, prune=prune, chunk=chunk, **sizes)  # type: ignore[arg-type]
+        return make_plan(self.spec, world_size=self.peer.world, order=order, prune=prune, **sizes)  # type: ignore[arg-type]
 
     def tensors(self, p: AttentionPlan) -> list[Tensor]:
         """q, k, v and the gradient of out, the same for all ways that use a plan: memory grows slowly."""

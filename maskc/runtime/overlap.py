@@ -64,7 +64,7 @@ COPY_CTAS = 8
 SUM_PROCESSORS = 4
 """Multiprocessors that a gated backward leaves free where the query heads of a key head are dealt to several CTAs: their parts of
 the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends."""
-OFFER_CTAS = 16
+OFFER_CTAS = 32
 """CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: together some times as
 fast as a link, so that only the first part is waited for."""
 
