@@ -49,6 +49,7 @@ class Worker:
         environment = {**(more or {}), "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
+        environment |= {} if blocking else {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10"}  # else it ends after eight minutes
         self._errors = Path(tempfile.mktemp(prefix="maskc-worker-"))
         with STARTING:
             self._pipe, theirs = PROCESSES.Pipe()

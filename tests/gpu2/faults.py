@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ def sources() -> Iterator[CudaSource]:
 
 def warm(rank: int, group: Any) -> None:
     """Kernels are compiled and the ranks connected, so that the time of a fault is its own."""
-    for strategy in ("all-gather", "gated"):
-        call(rank, group, [1024], strategy).float().sum().backward()
+    for strategy, lengths in product(("all-gather", "gated"), ([1024], BATCH)):
+        call(rank, group, lengths, strategy).float().sum().backward()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
