@@ -22,6 +22,7 @@ from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, ten
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
 L2_BYTES = 32 << 20  # K and V of the heads that are worked on together stay in about half of the 60 MB of L2
+FEW_ITEMS = 8  # work items a multiprocessor, below which the longest rows of all heads had better come first
 
 
 # ---------------------------------------------------------------- what can run
@@ -322,7 +323,8 @@ def forward_with(
     params.heads, params.kv_ratio, params.mask_ratio = heads, heads // kv_heads, heads // v.heads
     params.masked_batches = v.batch > 1
     params.items = batch * heads * q_blocks
-    params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads)
+    few = params.items < FEW_ITEMS * multiprocessors(q.device)
+    params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads, few)
     maps = (
         tile_map(q, spec.block_q),
         tile_map(k, spec.block_kv),
@@ -335,11 +337,17 @@ def forward_with(
     return out, lse
 
 
-def _group_heads(spec: KernelSpec, k: torch.Tensor, ratio: int, all_heads: int) -> int:
-    """Query heads that are worked on together: every row of a full mask costs the same, so there a K/V head at a time."""
+def _group_heads(spec: KernelSpec, k: torch.Tensor, ratio: int, all_heads: int, few: bool) -> int:
+    """Query heads that are worked on together: every row of a full mask costs the same, so there a K/V head at a time.
+
+    few: there are few work items. A group that starts when the one before ends would then end long after the others.
+    """
+    if spec.form.closed == "full":
+        return min(all_heads, ratio)
     size = k.shape[1] * 2 * spec.head_dim * 2
-    kv_heads = 1 if spec.form.closed == "full" else max(1, L2_BYTES // size)
-    return min(all_heads, kv_heads * ratio)
+    if few and all_heads // ratio * size <= 2 * L2_BYTES:
+        return all_heads
+    return min(all_heads, max(1, L2_BYTES // size) * ratio)
 
 
 @cache

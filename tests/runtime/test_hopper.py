@@ -207,3 +207,16 @@ def test_operands_that_a_tensor_map_cannot_hold_are_copied() -> None:
 def test_structs_have_no_holes_that_the_c_side_lacks() -> None:
     assert ctypes.sizeof(hopper._MaskTables) == 3 * 8 + 2 * 8 + 9 * 4 + 4
     assert ctypes.sizeof(hopper._ForwardParams) == ctypes.sizeof(hopper._MaskTables) + 10 * 8 + 2 * 4 + 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "together"),
+    [(8192, 16, 16), (8192, 24, 8), (8192, 32, 8), (32_768, 4, 4), (32_768, 6, 2)],
+)
+def test_heads_that_are_worked_on_together(launches: list[Launch], rows: int, heads: int, together: int) -> None:
+    """All of them where items are few and K and V of all are no more than 64 MB; otherwise as many as 32 MB hold."""
+    q = torch.empty(1, rows, heads, 128, dtype=torch.bfloat16)
+    hopper.forward(BoundaryVectors(rows, rows, 1, 1, True), q, q, q, 0.1)
+    assert launches[-1].body.group_heads == together
+    hopper.forward(BoundaryVectors(rows, rows, 1, 1, False), q, q, q, 0.1)
+    assert launches[-1].body.group_heads == 1
