@@ -147,6 +147,7 @@ def backward_items(
     seconds: float,
     tail: int = 0,
     lent: NDArray[np.bool_] | None = None,
+    in_line: bool = False,
 ) -> tuple[Planned, Ints]:
     """(key tiles: tile | unit << 16, a unit being what shares a head of keys; the piece of each, -1 for own ones).
 
@@ -154,7 +155,8 @@ def backward_items(
     last; where pieces are not there yet, own tiles fill the time. Among those, `group` units together (their rows stay in
     cache), then by falling work; the last `tail` units count as one group, for the kernel ends sooner where its last items
     are short ones of many. Tiles that others see (`lent`) come after those that they do not, for what others have of their
-    gradients is on its way.
+    gradients is on its way. in_line: nothing of that, all tiles come as they do without copies; of one unit as they lie,
+    of several by falling work.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
     below are the rank's own. arrivals: seconds, by piece. seconds: that one multiprocessor takes for a load of 1. Raises
@@ -167,7 +169,9 @@ def backward_items(
     together = np.where(piece < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
     later = np.where(piece < 0, lent if lent is not None else False, False)
     last = np.where(piece < 0, np.iinfo(np.int64).max, piece)
-    order = np.lexsort(tuple(x.ravel() for x in (unit, tile, -load, together, later, last)))
+    beside: tuple[NDArray[Any], ...] = (unit, tile, -load, together, later, last)
+    alone: tuple[NDArray[Any], ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit)
+    order = np.lexsort(tuple(x.ravel() for x in (alone if in_line else beside)))
     pieces = piece.ravel()[order]
     ready = np.where(pieces < 0, 0.0, np.asarray(arrivals)[np.maximum(pieces, 0)])
     packed = (tile | unit << 16).ravel()[order].astype(np.uint32)

@@ -43,6 +43,8 @@ LATE, OFFER_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 PIECE_SECONDS, MOST_PIECES = 30e-6, 256
 """That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
+LITTLE = 0.025
+"""Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
 ENOUGH_PIECES = 32
 """Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
 ROW_TILE = 192
@@ -161,8 +163,9 @@ def backward_tables(
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         later = lent[np.minimum(ranges[:, 1], plan.own)] if whole else None
-        together, tail = (near, near) if few else (1, 2 * near)
-        planned, pieces = backward_items(*given, together, arrivals, seconds, tail, later)
+        in_line = 3 * max(arrivals, default=0.0) < LITTLE * load.sum() * seconds / processors
+        together = near if few else 1
+        planned, pieces = backward_items(*given, together, arrivals, seconds, 2 * near, later, in_line)
         eager = BACKWARD_EAGER if few else BACKWARD_EAGER[:1]
         items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager)
     slots = np.arange(len(plan.slots))
