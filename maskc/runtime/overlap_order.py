@@ -169,8 +169,8 @@ def backward_items(
     together = np.where(piece < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
     later = np.where(piece < 0, lent if lent is not None else False, False)
     last = np.where(piece < 0, np.iinfo(np.int64).max, piece)
-    beside: tuple[NDArray[Any], ...] = (unit, tile, -load, together, later, last)
-    alone: tuple[NDArray[Any], ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit)
+    beside: tuple[Any, ...] = (unit, tile, -load, together, later, last)
+    alone: tuple[Any, ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit)
     order = np.lexsort(tuple(x.ravel() for x in (alone if in_line else beside)))
     pieces = piece.ravel()[order]
     ready = np.where(pieces < 0, 0.0, np.asarray(arrivals)[np.maximum(pieces, 0)])
