@@ -141,6 +141,7 @@ class Rank:
     def sends(self) -> None:
         """The way of gradients to others alone."""
         cut = self.rank.backward_cut
+        self.queues.follow("sum", "compute")
         with self.queues.on("send"):
             for piece in cut.pieces:
                 if piece // len(cut.plan.slots) % cut.together == 0:

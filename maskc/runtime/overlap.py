@@ -254,7 +254,8 @@ class Overlapped(KeyBuffer):
         queues, by_kernel = self.queues, call.executor == "sm-copy" and self.device.type == "cuda"
         match op:
             case Wait(word, epoch):
-                queues.wait(stream, self.address(call.cut, word), epoch)
+                first = "sum" if word.kind == "finished" and _in_parts(result) else stream
+                queues.wait(first, self.address(call.cut, word), epoch)
             case Put(word, epoch):
                 by_kernel = (by_kernel and word.kind == "flag") or (self.offers_by_kernel and word.kind == "ready")
                 if not by_kernel:
@@ -306,13 +307,16 @@ class Overlapped(KeyBuffer):
         self.transport.pull(at.source, half, at.chunk, cut.heads_of(piece), self._place(cut, piece))
 
     def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
-        """Enqueue the way of a piece's gradients to their owner on torch's current stream."""
+        """Enqueue the way of a piece's gradients to their owner on torch's current stream, which is "send"."""
         at, heads = cut.plan.slot_of(piece), cut.heads_of(piece, groups)
         if made.dk.shape[0] == 1:
             rows = slice(at.start, at.start + at.rows)
             self.transport.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             return
-        dk, dv = (over_splits(t[:, :, heads, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
+        with self.queues.on("sum"):  # the next sum need not wait for this piece to be gone
+            dk, dv = (over_splits(t[:, :, heads, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
+        self.queues.follow("send", "sum")
+        self.queues.keep("send", (dk, dv))
         self.transport.push(at.source, at.chunk, heads, (dk, dv))
 
     def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None) -> None:
@@ -392,6 +396,11 @@ def _refuse_capture(device: torch.device) -> None:
     with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():
             raise error("M722", "an overlapped call cannot be captured into a CUDA graph", None, "capture what is around it")
+
+
+def _in_parts(result: object) -> bool:
+    """Whether gradients have to be summed over several CTAs before they leave."""
+    return isinstance(result, Gradients) and result.dk.shape[0] > 1
 
 
 def _left_free(executor: Executor) -> int:

@@ -36,7 +36,7 @@ HALVES = 2
 """Epochs whose keys lie in a source buffer at a time."""
 PARTS = GRAD_PARTS
 """Of all heads, in which keys become ready and gradients are sent."""
-Stream: TypeAlias = Literal["compute", "offer", "copy", "send"]
+Stream: TypeAlias = Literal["compute", "offer", "copy", "send", "sum"]
 Kind: TypeAlias = Literal["offered", "ready", "done", "flag", "finished", "sent", "came", "free"]
 
 

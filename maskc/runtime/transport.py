@@ -1,6 +1,6 @@
 """Where the words and the keys of other ranks lie, and the queues that copy them: what `maskc.runtime.overlap` stands on.
 
-`CudaQueues` are three streams of one GPU; copies run on copy engines. `HostQueues` do every operation at once, for tests
+`CudaQueues` are streams of one GPU; copies run on copy engines. `HostQueues` do every operation at once, for tests
 without a GPU. `Loopback` keeps the keys of other ranks in pinned host memory, so that one GPU can run and measure what
 a rank does over a link of host-memory speed; what the other ranks would do is done by calling `post` and
 `post_gradients`.
@@ -135,12 +135,12 @@ class Queues(Protocol):
 
 
 class CudaQueues:
-    """torch's current stream for kernels, three streams of high priority for what is offered, comes in, and leaves."""
+    """torch's current stream for kernels, others of high priority for what is offered, comes in, leaves, and is summed before."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(3))  # type: ignore[no-untyped-call]
-        self.offers, self.copies, self.sends = streams
+        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(4))  # type: ignore[no-untyped-call]
+        self.offers, self.copies, self.sends, self.sums = streams
         self._compute = torch.cuda.current_stream(device)
         self._events: dict[Stream, torch.cuda.Event] = {}  # recorded and waited for at once, so one each will do
 
@@ -168,7 +168,7 @@ class CudaQueues:
             t.record_stream(self._stream(stream))
 
     def idle(self) -> bool:
-        return all(s.query() for s in (self._compute, self.offers, self.copies, self.sends))
+        return all(s.query() for s in (self._compute, self.offers, self.copies, self.sends, self.sums))
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         match stream:
@@ -178,6 +178,8 @@ class CudaQueues:
                 return self.copies
             case "send":
                 return self.sends
+            case "sum":
+                return self.sums
             case "compute":
                 return self._compute
             case _:
