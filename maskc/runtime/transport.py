@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
 
 import torch
@@ -47,11 +47,13 @@ class KeyShape:
     dtype: torch.dtype
 
     def empty(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
-        """Zeros: what is never copied must be finite, for 0 * NaN is NaN."""
-        k, v = (
-            torch.zeros(self.heads, rows, self.batch, d, dtype=self.dtype, device=device, pin_memory=pinned)
-            for d in (self.dim_k, self.dim_v)
-        )
+        """Zeros: what is never copied must be finite, for 0 * NaN is NaN. One piece of memory where that is possible."""
+        made = partial(torch.zeros, dtype=self.dtype, device=device, pin_memory=pinned)
+        shape = self.heads, rows, self.batch
+        if self.dim_k == self.dim_v:
+            k, v = made((2, *shape, self.dim_k))
+        else:
+            k, v = (made((*shape, d)) for d in (self.dim_k, self.dim_v))
         return k, v
 
     def gradients(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
@@ -84,6 +86,14 @@ class Copy(NamedTuple):
         if pitches == [width, width]:
             width, pieces = width * pieces, 1
         return cls(into.data_ptr(), source.data_ptr(), width, pieces, (pitches[0], pitches[1]))
+
+    @classmethod
+    def both(cls, k: Copy, v: Copy) -> tuple[Copy, ...]:
+        """One operation for the two, where values lie as far behind keys as one can be told."""
+        pitches = v.into - k.into, v.source - k.source
+        if k.pieces == v.pieces == 1 and k.width == v.width and all(k.width <= p < 1 << 31 for p in pitches):
+            return (cls(k.into, k.source, k.width, 2, pitches),)
+        return k, v
 
     @property
     def bytes(self) -> int:
@@ -300,7 +310,7 @@ class Pulls:
         key = rank, half, chunk, heads.start, heads.stop, rows, into[0].data_ptr()
         found = self._made.get(key)
         if found is None:
-            found = tuple(map(Copy.of, into, self._transport.readable(rank, half, chunk, heads, rows)))
+            found = Copy.both(*map(Copy.of, into, self._transport.readable(rank, half, chunk, heads, rows)))
             self._made[key] = found
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 import time
@@ -29,7 +30,7 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word, last_value
-from maskc.runtime.transport import HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
+from maskc.runtime.transport import Copy, HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 from tests.overlap.explorer import readers_of
 
@@ -423,3 +424,20 @@ def test_gate_tables_pack_slots_and_items() -> None:
     blocks = tables.blocks.numpy().view(np.uint32)
     assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(spec.block_kv).tolist()]
     assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks"
+
+
+@pytest.mark.parametrize(("heads", "dim_v", "operations"), [(1, 8, 1), (2, 8, 2), (1, 4, 2)])
+def test_keys_and_values_of_a_piece_are_one_copy_where_they_can_be(heads: int, dim_v: int, operations: int) -> None:
+    shape = KeyShape(1, 4, 8, dim_v, torch.bfloat16)
+    into, source = shape.empty(12, "cpu"), shape.empty(20, "cpu")
+    for t in source:
+        t.normal_()
+    pieces, theirs = (tuple(t[1 : 1 + heads, at : at + 5] for t in pair) for pair, at in ((into, 3), (source, 9)))
+    copies = Copy.both(*map(Copy.of, pieces, theirs))
+    assert len(copies) == operations
+    for one in copies:
+        for i in range(one.pieces):
+            ctypes.memmove(one.into + i * one.pitches[0], one.source + i * one.pitches[1], one.width)
+    for mine, their, whole in zip(pieces, theirs, into, strict=True):
+        assert torch.equal(mine, their)
+        assert whole.count_nonzero() == their.count_nonzero(), "and nothing else is written"
