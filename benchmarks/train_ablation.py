@@ -220,7 +220,7 @@ class Rank:
         tokens, labels = (self.plan.shard(t, self.rank) for t in (whole.tokens, whole.labels))
         return Batch(tokens, labels, self.plan.shard(whole.positions[None], self.rank)[0], whole.lengths)
 
-    def time_attention(self, repeats: int = 1) -> None:
+    def time_attention(self, repeats: int = 3) -> None:
         """One layer on random tensors; the least of some times after a warm one."""
         generator = torch.Generator(self.setting.device).manual_seed(self.rank)
 
