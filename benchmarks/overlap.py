@@ -153,6 +153,7 @@ def _rows(
         "gate_high": gate_high,
         "against_no_gate": medians["attention"] * (1 + gate) / medians["no gate"] - 1,
         "direction": direction,
+        **{f"t_{name}_ms": medians[name] for name in ("keys", "sends", "sum") if name in medians},
     }
     machine = replace(DEFAULT_MACHINE, intra=LINK_RATE / cell.link)
     times_of = forward_times if direction == "forward" else backward_times
