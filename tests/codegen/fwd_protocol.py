@@ -36,6 +36,7 @@ class Kernel(Cta):
         self.turns = [Named(b.arrivals) for b in forward_named(spec) if b.name == "turn" for _ in range(b.slots)]
         self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
         self.stored: list[int] = []
+        self.through = 0  # items that the loader is through with, or near the end of
 
     def roles(self) -> list[Steps]:
         consumers = (self.consumer(w) for w in range(self.spec.consumer_warps))
@@ -59,6 +60,12 @@ class Kernel(Cta):
             self.memory.write(("queue", ring.slot), m)
             self.bars["queue_full", ring.slot].arrive()
             ring.advance()
+            if self.spec.gated and m < len(self.messages) and self.last_part(m):
+                yield lambda n=self.messages[m][0]: self.through > n  # type: ignore[misc]
+
+    def last_part(self, message: int) -> bool:
+        n, part = self.messages[message]
+        return part == len(self.items[n]) - 1
 
     def each_message(self, ring: Ring) -> Iterator[Callable[[], bool] | int | None]:
         """The number of each message once it can be read; whoever iterates gives the slot back."""
@@ -95,6 +102,8 @@ class Kernel(Cta):
                 self.copy(bars["v_full", v.slot], [("v", v.slot)], (n, tiles))
                 v.advance()
                 tiles += 1
+            if self.last_part(step) and self.does("tell of the end"):
+                self.through = n + 1
             self.give_back(queue)
 
     def storer(self) -> Steps:

@@ -28,6 +28,7 @@ SPECS: dict[str, KernelSpec] = {
     "chained-f32": replace(CHAINED, out_dtype="f32"),
     "chained in turns": replace(CHAINED, ping_pong=True),
     "one slot each": replace(CHAINED, k_slots=1, v_slots=1, queue_slots=1, chain=False),
+    "gated": replace(GROUPED, gated=True),
 }
 
 
@@ -58,7 +59,8 @@ def test_no_interleaving_breaks_the_kernel(name: str) -> None:
     for seed in range(120):
         rng = random.Random(seed)
         items = dealt(rng)
-        kernel = Kernel(SPECS[name], items, **unseen(rng, SPECS[name], items))  # type: ignore[arg-type]
+        spec = replace(SPECS[name], gated=seed % 3 == 0)
+        kernel = Kernel(spec, items, **unseen(rng, spec, items))  # type: ignore[arg-type]
         kernel.run(seed)
         used |= {bar for (bar, _), b in kernel.bars.items() if b.phase}
     assert used == {b.name for b in forward_barriers(SPECS[name])}
@@ -75,6 +77,7 @@ PADDED: tuple[Item, ...] = ((1,), (0,), (0,), (1,))
         ("document-128", (LONG, (1,)), "store after the last queue slot"),  # and gives no queue slot back meanwhile
         ("chained", (LONG[1:], (1,)), "store after the last queue slot"),
         ("one tag", ((3,),), "give the turn on"),
+        ("gated", ((2, 1), (1,)), "tell of the end"),
     ],
 )
 def test_roles_that_would_wait_for_each_other(name: str, items: tuple[Item, ...], broken: str) -> None:
