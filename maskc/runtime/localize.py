@@ -130,7 +130,8 @@ def seen_keys(v: BoundaryVectors, device: torch.device | None = None) -> torch.T
         if v.diag is not None:
             row = torch.maximum(row, v.diag)
         if v.lts is not None:
-            row = torch.where(row >= v.lts, row.new_tensor(v.nq) if v.lte is None else torch.maximum(row, v.lte), row)
+            after = row >= v.lts
+            row = row.masked_fill(after, v.nq) if v.lte is None else torch.where(after, torch.maximum(row, v.lte), row)
         if v.ute is not None:
             inside = torch.maximum(row, v.ute)
             row = inside if v.uts is None else torch.where(row >= v.uts, inside, row)
