@@ -104,6 +104,7 @@ class Link:
 
     joins = True
     one_engine = False
+    by_parts = False
     near = False
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:

@@ -106,7 +106,9 @@ class Overlapped(KeyBuffer):
         turn = self.transport.begin(self.readers)
         cut = self.forward_cut
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead)
-        out, lse = self._enqueue(call_steps(cut.plan, self.readers, turn, cut.groups), turn, call, attend)
+        out, lse = self._enqueue(
+            call_steps(cut.plan, self.readers, turn, cut.groups, by_parts=self.transport.by_parts), turn, call, attend
+        )
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil((lse,), self.words.failed.data_ptr())
         return out, lse
@@ -165,7 +167,7 @@ class Overlapped(KeyBuffer):
         cut = self.backward_cut
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), self._added(own, whole, turn.epoch))
         how = gather, cut.together, self.transport.one_engine, whole is not None
-        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, *how)
+        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, *how, by_parts=self.transport.by_parts)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 

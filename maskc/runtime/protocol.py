@@ -202,13 +202,15 @@ class Epochs:
 # ---------------------------------------------------------------- what a call enqueues
 
 
-def call_steps(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, parts: int = PARTS) -> tuple[Step, ...]:
+def call_steps(
+    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, parts: int = PARTS, by_parts: bool = True
+) -> tuple[Step, ...]:
     """Everything a forward call enqueues, in the order of enqueueing.
 
     readers: the ranks that copy from this one. groups: of heads, the pieces of a chunk. The kernel comes last: all it
     waits for is enqueued before it.
     """
-    return (*_gather(plan, readers, turn, groups, parts), ("compute", Attend(plan.pieces(groups), turn.epoch)))
+    return (*_gather(plan, readers, turn, groups, parts, by_parts), ("compute", Attend(plan.pieces(groups), turn.epoch)))
 
 
 def backward_steps(
@@ -221,6 +223,7 @@ def backward_steps(
     keys_first: bool = False,
     adds: bool = False,
     parts: int = PARTS,
+    by_parts: bool = True,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
@@ -233,7 +236,7 @@ def backward_steps(
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     lenders = tuple(reader for reader, _ in plan.lends)
-    steps: list[Step] = list(_gather(plan, readers, turn, groups, parts)) if gather else [("compute", Settle(epoch))]
+    steps: list[Step] = list(_gather(plan, readers, turn, groups, parts, by_parts)) if gather else [("compute", Settle(epoch))]
     steps.append(("compute", Attend(foreign if gather else (), epoch, foreign, lenders if adds else ())))
     pushed = dict(turn.pushed)
     count = len(plan.slots)
@@ -278,8 +281,12 @@ def _of_copies(step: Step) -> bool:
     return stream == "copy" and not isinstance(op, Begin) and not after
 
 
-def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, parts: int) -> Iterable[Step]:
-    """Own keys to their places, and the copies of others behind each other, with a flag after each."""
+def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, parts: int, by_parts: bool) -> Iterable[Step]:
+    """Own keys to their places, and the copies of others behind each other, with a flag after each.
+
+    by_parts: a copy waits for the parts that its heads are in, else for all: a wait each would take time where they come at
+    once.
+    """
     rank, half, epoch = plan.rank, turn.half, turn.epoch
     steps: list[Step] = [("copy", Begin())] if plan.pulls else []
     steps += [("offer", Wait(Word("done", rank, r), late)) for r, late in turn.late]
@@ -296,9 +303,10 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, 
     for piece in plan.pieces(groups):
         source, group = plan.slot_of(piece).source, piece // count
         within = group * parts // groups, -(-(group + 1) * parts // groups)
-        if within[1] > waited.get(source, 0):
-            waited[source] = within[1]
-            steps.append(("copy", Wait(Word("ready", rank, source), told(epoch, within[1], parts))))
+        upto = within[1] if by_parts else parts
+        if upto > waited.get(source, 0):
+            waited[source] = upto
+            steps.append(("copy", Wait(Word("ready", rank, source), told(epoch, upto, parts))))
         steps.append(("copy", Pull(piece, source, half, epoch, within)))
         steps.append(("copy", Put(Word("flag", rank, piece), epoch)))
         if last[source] == piece:

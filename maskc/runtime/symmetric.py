@@ -29,7 +29,7 @@ class Symmetric:
 
     joins = True
     one_engine = True
-    near = True
+    by_parts = near = True
 
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank

@@ -250,11 +250,13 @@ class Transport(Protocol):
     rank's keys, too.
     one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys
     have come, for which the kernel waits.
+    by_parts: whether other ranks' keys become readable some heads after others.
     near: whether what `staged` names lies on this GPU, so that its kernels may read it as they go.
     """
 
     joins: bool
     one_engine: bool
+    by_parts: bool
     near: bool
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
@@ -325,6 +327,7 @@ class Loopback:
 
     joins = True
     one_engine = False
+    by_parts = False
     near = False
 
     def __init__(

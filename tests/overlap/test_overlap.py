@@ -293,7 +293,7 @@ def test_own_keys_in_place_begin_with_a_block(block: int, start: int, rows: slic
 class Shared:
     """Every rank's source halves and words in one process: the transport of rank `rank`."""
 
-    joins = one_engine = near = False
+    joins = one_engine = near = by_parts = False
 
     def __init__(
         self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout, staging: dict[tuple[int, int], Pair]
