@@ -287,6 +287,7 @@ def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rou
     """What the file says of one way."""
     kernels = "dual-chunk attention" if way == "dual-chunk gather" else "attention" if way == "gated" else ""
     made: dict[str, Any] = {**head(rank.cell, rank.peer.world, way), "rounds": rounds, "balance": p.imbalance}
+    made |= {"chunk": p.rows.size_of(0), "rows_most": max(map(p.rows.local_length, range(p.world)))}
     for d in ("forward", "backward"):
         made[f"{d}_ms"] = times[way, d][0]
         attention = times.get((kernels, d))

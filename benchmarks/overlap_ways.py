@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.protocol import Word
 
 ON_GPUS = torch.cuda.is_available()
+WHOLE_TILES = 384
+"""Multiples are whole tiles of the kernels, of rows and of keys."""
 
 
 def exit_codes(processes: Sequence[subprocess.Popen[Any]], until: float) -> list[int]:
@@ -54,6 +57,11 @@ class Cell:
         return f"{self.mask:18} {self.rows:6} rows a GPU, {self.heads} on {self.heads_kv:2} heads, batch {self.batch}"
 
 
+def _most_moved(p: AttentionPlan) -> int:
+    """Bytes of keys to the rank that needs most."""
+    return max(map(sum, zip(*p.traffic("all-gather", 0, "forward"), strict=True)))
+
+
 class Run(NamedTuple):
     """forward() enqueues and returns (out, lse), which backward(out, lse) is given; the rest is enqueued alone for E."""
 
@@ -77,9 +85,17 @@ class Rank:
         return self.cell.rows * self.peer.world
 
     def plan(self, order: str, prune: bool = True) -> AttentionPlan:
-        """As `maskc.plan` makes it; "zigzag" is the dual-chunk assignment."""
+        """As `maskc.plan` makes it, "zigzag" being the dual-chunk assignment.
+
+        Balanced, also by about five chunks a rank that are whole tiles (then ranks hold up to 6 % more rows or less): the
+        plan that moves fewer keys, for others wait for those.
+        """
         sizes = {"heads": self.cell.heads, "heads_kv": self.cell.heads_kv, "head_dim": HEAD_DIM}
-        return make_plan(self.spec, world_size=self.peer.world, order=order, prune=prune, **sizes)  # type: ignore[arg-type]
+        made = partial(make_plan, self.spec, world_size=self.peer.world, order=order, prune=prune, **sizes)  # type: ignore[arg-type]
+        whole = self.cell.rows * 3 // 16 // WHOLE_TILES * WHOLE_TILES
+        if order != "balanced" or not whole:
+            return made()
+        return min((made(chunk=whole), made()), key=_most_moved)
 
     def tensors(self, p: AttentionPlan) -> list[Tensor]:
         """q, k, v and the gradient of out, the same for all ways that use a plan: memory grows slowly."""
