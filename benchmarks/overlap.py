@@ -37,7 +37,7 @@ from torch import Tensor
 
 from benchmarks.digest import digest
 from benchmarks.kernels import attention, compile_all
-from benchmarks.overlap_bars import HALF, HIDDEN, WHOLE
+from benchmarks.overlap_bars import GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, MASKS, Cell, Problem, cells, everything_gathered, problem
 from benchmarks.overlap_rank import Rank
@@ -55,9 +55,6 @@ EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
 BASELINES = ("dual-chunk gather", "peer by peer")
 ASIDE = ("flags set", "no gate", "own keys", "keys", "sends", "sum", *BASELINES)
 """What few figures need."""
-MOST_HIDDEN = 0.90
-"""Of the lesser of copies and attention, where copies take longer."""
-GATE = 0.005
 CLOSE = 0.9
 """Share of the time of "copy-then-attend" from which the two are compared in pairs."""
 

@@ -16,6 +16,8 @@ DIRECTIONS = ("forward", "backward")
 HIDDEN = {"forward": 0.90, "backward": 0.80}
 """E to reach where communication takes between HALF and all of the time of attention."""
 HALF, WHOLE = 0.5, 1.0
+MOST_HIDDEN, GATE = 0.90, 0.005
+"""On one GPU: of the lesser of copies and attention, where copies take longer; what looks at flags that are set may cost."""
 NEAR, LARGE, AT_LEAST = 0.95, 1.6, 1.5
 """Share of what two losses allow; where they allow more than LARGE, the speed-up is to be AT_LEAST."""
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import glance, tables_kernels, tables_marks, tables_ranks
+from benchmarks import glance, tables_kernels, tables_marks, tables_overlap, tables_ranks
 from benchmarks.records import ROOT, NoData, origin
 
 PLACE = re.compile(r"<!--([a-z_]+)(?::([^>]+))?-->(.*?)<!--/-->", re.DOTALL)
-PLACES = {f.__name__: f for f in (origin, *tables_kernels.PLACES, *tables_marks.PLACES, *tables_ranks.PLACES)}
+PLACES = {
+    f.__name__: f for f in (origin, *tables_kernels.PLACES, *tables_marks.PLACES, *tables_overlap.PLACES, *tables_ranks.PLACES)
+}
 
 
 def main() -> int:

@@ -74,6 +74,9 @@ def results() -> dict[str, dict[str, Any]]:
             "e_high": None if e < 0 else e + 0.02,
             "hidden": e,
             "gate_overhead": 0.0025,
+            "e_possible": 0.97,
+            "hidden_possible": 0.98,
+            "against_copy_first": 0.65,
         }
         for m in MASKS
         for d in ("forward", "backward")
