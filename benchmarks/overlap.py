@@ -127,7 +127,7 @@ def _rows(
     first = median_of(ratios["first"])[0] if "first" in ratios else medians["gated"] / medians["copy-then-attend"]
     ends = [medians[n] for n in (("attention", "keys", "sends", "sum") if direction == "backward" else ("attention", "copies"))]
     soonest = soonest_end(pairing.ours.needs(direction), hopper.multiprocessors(pairing.ours.device), *ends)
-    possible = best(medians["attention"], medians["copies"], soonest)
+    possible = best(medians["attention"], medians["copies"], max(soonest, medians["copies"]))
     shared = {
         "mask": cell.mask,
         "seqlen": cell.seqlen,

@@ -6,7 +6,7 @@ from benchmarks.overlap_bars import GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
 from benchmarks.records import Row, length, rows_of, table
 
 
-def overlap_cells() -> str:
+def one_gpu_cells() -> str:
     """Cells where copies take half of the time of attention or more; of "possible" the model of `benchmarks.overlap_bounds`."""
     body = []
     for r in _rows():
@@ -25,7 +25,7 @@ def overlap_cells() -> str:
     return table(["cell", "", "attention / copies / both, ms", "ratio", "hidden", "possible", ""], body)
 
 
-def overlap_bars() -> str:
+def one_gpu_bars() -> str:
     """How many cells hold each bar."""
     rows = list(_rows())
     ratios = [r["t_comm_ms"] / r["t_attention_ms"] for r in rows]
@@ -46,4 +46,4 @@ def _rows() -> list[Row]:
     return [r for r in rows_of("overlap", *needed) if r["executor"] == "gated"]
 
 
-PLACES = (overlap_cells, overlap_bars)
+PLACES = (one_gpu_cells, one_gpu_bars)
