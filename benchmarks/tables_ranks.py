@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 
 from benchmarks.records import RATIOS, NoData, Row, length, results, rows_of, table
 
@@ -36,7 +37,7 @@ def scaling_rates() -> str:
 
 
 def kept() -> str:
-    """Rates of balanced ranks against one GPU, least to greatest over the cells, by direction."""
+    """Rates of balanced ranks against one GPU, median and least to greatest over the cells, by direction."""
     return _by_direction("rate_against_one")
 
 
@@ -46,12 +47,6 @@ def _balanced(*needed: str) -> list[Row]:
     if not found:
         raise NoData("scaling")
     return found
-
-
-def not_scaled() -> str:
-    """Cells of the scaling benchmark for which there was no time."""
-    left = [f"{c['mask']} P = {c['world']}" for c in results("scaling")["not_run"]]
-    return ", ".join(left) or "nothing"
 
 
 def scaled() -> str:
@@ -92,7 +87,7 @@ def rate_alone(kind: str) -> str:
 
 
 def tiles_over_one() -> str:
-    """Tiles that balanced ranks visit over those of the whole mask, least to greatest over the cells, by direction."""
+    """Tiles that balanced ranks visit over those of the whole mask, median and ends over the cells, by direction."""
     return _by_direction("tiles_over_one")
 
 
@@ -102,9 +97,15 @@ def key_tiles() -> str:
 
 
 def _by_direction(what: str) -> str:
-    """Least to greatest of balanced ranks."""
+    """Median, and least to greatest, of balanced ranks."""
     found = _balanced(*(f"{d}_{what}" for d in DIRECTIONS))
-    return ", ".join(f"{_ends((r[f'{d}_{what}'] for r in found), '.2f')} {d}" for d in DIRECTIONS)
+    return ", ".join(f"{_spread([r[f'{d}_{what}'] for r in found])} {d}" for d in DIRECTIONS)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Median, with least and greatest where they read otherwise."""
+    middle, ends = format(median(values), ".2f"), _ends(values, ".2f")
+    return middle if ends == middle else f"{middle} ({ends})"
 
 
 def _ends(values: Iterable[float], form: str) -> str:
@@ -469,7 +470,7 @@ def ablated(row: str) -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    scaling, scaling_rates, scaled, not_scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows,
+    scaling, scaling_rates, scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows,
     fitted_keys, fitted_within, key_tiles,
     balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
     overlap, hidden, gate, overlap_gpus, overlap_bars, hidden_gpus, routing, training,
