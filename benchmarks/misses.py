@@ -12,16 +12,17 @@ _BACKWARD = (
 )
 _ROUNDS = (
     "8 or 16 heads of 8K are 344 or 688 work items of 192 rows for 132 multiprocessors: 2.6 or 5.2 each, so the last round is"
-    " half empty"
+    " half empty; a call takes 8 us before and after its tiles; rows that straddle documents are 51 to 84 PARTIAL tiles in one CTA."
+    " Rows cut into equal shares win where rows are long and lose where they are short ([measured](tuning.md#few-heads))"
 )
 _KERNELS = (
     "512 or 1024 key tiles for 132 multiprocessors, and a call is four kernels one after the other, 3 to 5 us between two of"
     " them: a tenth of a call of 0.15 ms"
 )
 _GLOBAL_ROW = (
-    "the first Q block sees every KV block, 128 tiles one after the other in one CTA: that is the 0.235 ms which the call takes"
-    " with 8 heads as with 16, while all work spread evenly would take 0.07 and 0.14; rows split over"
-    " CTAs with a merge would mend it"
+    "the first Q block sees every KV block, 128 tiles one after the other in one CTA: that is the 0.15 ms which the call takes"
+    " with 8 heads as with 16, while all work spread evenly would take 0.07 and 0.14; rows cut over CTAs take 0.10 with 8 heads"
+    " and 0.18 with 16 ([measured](tuning.md#few-heads))"
 )
 _GLOBAL_KEY = "the tile of the global keys is seen by every row: 128 blocks one after the other in one CTA, 2.4 us each, 0.3 ms"
 
