@@ -12,8 +12,8 @@ _BACKWARD = (
 )
 _ROUNDS = (
     "8 or 16 heads of 8K are 344 or 688 work items of 192 rows for 132 multiprocessors: 2.6 or 5.2 each, so the last round is"
-    " half empty; a call takes 8 us before and after its tiles; rows that straddle documents are 51 to 84 PARTIAL tiles in one CTA."
-    " Rows cut into equal shares win where rows are long and lose where they are short ([measured](tuning.md#few-heads))"
+    " half empty; a call takes 8 us before and after its tiles; rows that straddle documents are 51 to 84 PARTIAL tiles in one"
+    " CTA. Rows cut into equal shares win where rows are long and lose where they are short ([measured](tuning.md#few-heads))"
 )
 _KERNELS = (
     "512 or 1024 key tiles for 132 multiprocessors, and a call is four kernels one after the other, 3 to 5 us between two of"
