@@ -216,6 +216,7 @@ def gathered(rank: Rank, p: AttentionPlan, exchange: bool = True) -> Run:
 
 def torch_context_parallel(rank: Rank) -> Run:
     """FlexAttention as `torch.distributed.tensor.experimental` spreads it over ranks."""
+    from torch._functorch import config as functorch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import _context_parallel as cp
     from torch.nn.attention.flex_attention import flex_attention
@@ -242,4 +243,5 @@ def torch_context_parallel(rank: Rank) -> Run:
         out = attend(q, keys, values, block_mask=made, enable_gqa=heads != heads_kv)
         return out, out
 
-    return Run(forward, lambda out, lse: torch.autograd.grad(out, (q, k, v), dout))
+    functorch.donated_buffer = False  # else its graph cannot be kept
+    return Run(forward, lambda out, lse: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))

@@ -18,6 +18,9 @@ from tests.gpu2 import cases
 DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
 GROUP_SECONDS = 6.0
 """Timeout of the group in these runs."""
+LATEST = 2.5 * GROUP_SECONDS
+"""By when a rank must have its error: a wait ends with the group's timeout, what stands behind one on a shared queue half a
+timeout and a second later, when the link looks after it; and there are calls before."""
 HEAD_DIM = 64
 DEVICE = "cuda" if torch.cuda.device_count() > 1 else "cpu"
 
