@@ -32,8 +32,9 @@ GATHER_LIMIT = 2 << 30
 """Bytes of gathered K and V per rank above which "auto" takes the ring, which holds one neighbour's chunks at a time."""
 STAGE_SHARE = 0.2
 """Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
-DIRECT_SHARE = 0.001
-"""The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done."""
+DIRECT_SHARE = 0.05
+"""The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done. Below,
+a new plan at every step costs the host more than there is to hide (`benchmarks.train --gpus 2`)."""
 
 
 @dataclass(frozen=True, slots=True)

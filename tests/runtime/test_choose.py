@@ -16,8 +16,8 @@ CAUSAL = BoundaryVectors(65_536, 65_536, 1, 1, True)
     [
         ("cpu", 512, 4096, {}, "all-gather", "nothing is gained by stages"),
         ("cuda", 512, 64 * 128, {"nodes": 8}, "all-gather", "one local call is faster"),
-        ("cuda", 512, 64 * 128, {}, "gated", "0.6% of the compute time"),
-        ("cuda", 64, 64 * 128, {}, "all-gather", "one local call is faster"),
+        ("cuda", 512, 64 * 128, {}, "all-gather", "one local call is faster"),
+        ("cuda", 8192, 64 * 128, {}, "gated", "% of the compute time"),
         ("cuda", 16_384, 32 * 128, {}, "gated", "copy engines hide it"),
         ("cuda", 16_384, 32 * 128, {"overlap": False}, "all-gather", "overlap is off"),
         ("cuda", 16_384, 32 * 128, {"nodes": 4}, "staged", "stages hide it"),
