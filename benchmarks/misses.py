@@ -16,7 +16,7 @@ _ROUNDS = (
     " CTA. Rows cut into equal shares win where rows are long and lose where they are short ([measured](tuning.md#few-heads))"
 )
 _KERNELS = (
-    "512 or 1024 key tiles for 132 multiprocessors, and a call is four kernels one after the other, 3 to 5 us between two of"
+    "512 or 1024 key tiles for 132 multiprocessors, and a call is three kernels one after the other, 3 to 5 us between two of"
     " them: a tenth of a call of 0.15 ms"
 )
 _GLOBAL_ROW = (
