@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -305,7 +305,7 @@ def _gpu_ms(call: Callable[[], object], device: torch.device) -> float:
     """Of a GPU alone: enqueued while it multiplies matrices, as in training, where the host is ahead."""
     if device.type != "cuda":
         return _wall_ms(call, device)
-    ahead = _matrix(device)
+    ahead = torch.ones(8192, 8192, dtype=torch.bfloat16, device=device)
     for _ in range(3):
         ahead @ ahead
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -319,11 +319,6 @@ def _gpu_ms(call: Callable[[], object], device: torch.device) -> float:
 def _backward_ms(forward: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor, device: torch.device) -> float:
     """After a forward of its own: what FlexAttention saves serves one backward only."""
     return _gpu_ms(partial(torch.autograd.grad, forward(), leaves, dout), device)
-
-
-@cache
-def _matrix(device: torch.device) -> Tensor:
-    return torch.ones(8192, 8192, dtype=torch.bfloat16, device=device)
 
 
 def wait(device: torch.device) -> None:
