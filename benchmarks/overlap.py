@@ -35,7 +35,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from benchmarks.digest import digest
+from benchmarks.digest import digests
 from benchmarks.kernels import attention, compile_all
 from benchmarks.overlap_bars import GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
 from benchmarks.overlap_bounds import best, soonest_end
@@ -259,7 +259,7 @@ def main() -> None:
     deadline = time.monotonic() + args.timeout
     compile_all(sources(args.masks))
     device = torch.device("cuda", torch.cuda.current_device())
-    record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "digest": digest(), "rows": []}
+    record: dict[str, Any] = {"device": torch.cuda.get_device_name(), **digests(), "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     left = []
     for cell in chosen:

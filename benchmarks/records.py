@@ -95,4 +95,6 @@ def origin(name: str) -> str:
     parts += [f"{label} {data[key]}" for key, label in (("torch", "torch"), ("nvrtc", "NVRTC")) if key in data]
     if "digest" in data:
         parts.append(f"kernel sources `{data['digest'][:16]}`")
+    if "gated_digest" in data:
+        parts.append(f"gated ones `{data['gated_digest'][:16]}`")
     return ", ".join(parts)

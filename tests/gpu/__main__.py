@@ -39,13 +39,13 @@ def main() -> int:
 
     import torch
 
-    from benchmarks.digest import digest
+    from benchmarks.digest import digests
     from tests.gpu.pool import run_jobs
     from tests.gpu.record import Record, last_seconds
     from tests.gpu.suite import Suite, begin, compile_ahead, kernels_kept
 
     suite = Suite(args.match, args.every, not args.no_special, last_seconds(LAST))
-    about = {"device": "none", "gpus": len(args.gpus), "torch": torch.__version__, "digest": digest()}
+    about = {"device": "none", "gpus": len(args.gpus), "torch": torch.__version__, **digests()}
     if any(args.match) or args.every > 1 or args.no_special:
         about["selection"] = {"match": args.match, "every": args.every, "special": not args.no_special}
     record = Record(args.out, about, len(suite.jobs))

@@ -1,4 +1,4 @@
-"""What a run of the suite leaves, as JSON: {"device", "torch", "digest", "passed", "failed", "not_run", "seconds", "cases"}."""
+"""What a run of the suite leaves, as JSON: {"device", "torch", digests, "passed", "failed", "not_run", "seconds", "cases"}."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.digest import digest
+from benchmarks.digest import digests
 from maskc.runtime.schedule import DIRECT
 from tests.gpu2 import cases, devices, faults, soak
 from tests.gpu2.worker import main as serve
@@ -194,7 +194,7 @@ def main() -> int:
     PROCESSES.set_forkserver_preload(["tests.gpu2.worker"])
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
     with ThreadPoolExecutor(args.parallel or (3 if args.host else 24)) as pool:
-        sources = pool.submit(digest)
+        sources = pool.submit(digests)
         first = [c for _, c in numbered[: 2 * len(cases.NAMES)]]
         needed = chain(soak.sources(), faults.sources(), devices.sources(), *map(cases.sources_of, first))
         compiled = None if args.host else pool.submit(cases.compile_for, needed)
@@ -213,7 +213,7 @@ def main() -> int:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
         "torch": torch.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
-        "digest": sources.result(),
+        **sources.result(),
         "passed": len(results) - len(failed),
         "failed": len(failed),
         "not_run": len(late) + len(numbered) - sum(1 for r in results if "/h" in r["name"]),
