@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.boundary import BlockTable, BoundaryVectors
-from maskc.codegen.mirror import KvIndex
 from maskc.codegen.spec import CAUSAL, DIAG, HIDDEN, LTE, LTS, SKIP, TAIL, UNSEEN, UTE, UTS, KernelSpec, MaskForm
 from maskc.tiles import TileClass, classify
+from tests.codegen.mirror import KvIndex
 
 GROUP, TILE_KV = 64, 16
 Case = tuple[KvIndex, BoundaryVectors]

@@ -16,9 +16,9 @@ import torch
 
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import schedule_source
-from maskc.codegen.mirror import KvIndex
 from maskc.codegen.spec import VECTORS, KernelSpec, MaskForm
 from maskc.runtime import hopper
+from tests.codegen.mirror import KvIndex
 
 KERNELS = ("kv_bounds", "row_runs", "row_order")
 FORMS = (

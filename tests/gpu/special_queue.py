@@ -15,10 +15,10 @@ import maskc
 from benchmarks.kernels import variant
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
-from maskc.codegen.mirror import KvIndex
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import KernelSpec, MaskForm, QueueSource, Scheduler
 from maskc.runtime import hopper, trace
+from tests.codegen.mirror import KvIndex
 from tests.gpu.forward import KEY, SCALE, Tensors, columns, global_window, operands, verify
 from tests.gpu.inputs import FORMS, SUITE, random_vectors, suite_mask
 

@@ -20,9 +20,9 @@ from maskc.ir.printer import print_certificate, print_term
 from maskc.ir.reader import read_expr, read_fn
 from maskc.ir.reference import Env, Point, value_of
 from maskc.ir.symbolic import prove
-from maskc.ir.theorems import print_theorem, prove_theorem, theorems
 from maskc.ir.verdict import Certificate, Cut, Proven
 from tests.ir.test_suite import FORMS, SUITE
+from tests.ir.theorems import print_theorem, prove_theorem, theorems
 
 ATOMS = ("x", "y", "z")
 SPACE = Space()

@@ -11,7 +11,6 @@ import torch
 
 import maskc
 from maskc.binding.bound import BoundMask
-from maskc.codegen.mirror import KvIndex
 from maskc.codegen.spec import CAUSAL, LTE, LTS, UTE, UTS
 from maskc.ir.reference import Env, visible
 from maskc.report import cases as report_cases
@@ -22,6 +21,7 @@ from maskc.runtime.layout import Layout, even_bounds
 from maskc.runtime.localize import RowMap, fold_causal, localize
 from maskc.runtime.plan import plan
 from maskc.tiles import classify
+from tests.codegen.mirror import KvIndex
 from tests.report.javascript import evaluate, needs_node
 
 pytestmark = needs_node

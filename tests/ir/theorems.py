@@ -1,4 +1,4 @@
-"""Theorems that the rest of the package rests on, proved by the same prover, each with re-checkable certificates.
+"""Theorems that the package rests on, proved by the prover of masks, each with re-checkable certificates.
 
 1. Tile rules. From the smallest and largest value of each boundary vector over a block of keys, a tile is SKIP (all
    masked) or UNMASKED (none masked); for one, two and four vectors, in either order, with and without the triangle.
