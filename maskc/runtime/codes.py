@@ -72,17 +72,18 @@ It needs at least one mask; `weights` gives for each the number of layers that u
 told when the plan was made with `heads_kv` and `head_dim`.""",
     "M716": """The ranks do not divide into nodes.
 `nodes` is the number of machines, each with the same number of ranks, numbered machine by machine.""",
+    "M717": """An argument of maskc.plan is not what it must be.
+Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0 and goes with order balanced,
+and switches are True or False.""",
     "M721": """A key chunk did not arrive.
 Overlapped attention waits for the keys of other ranks while it runs, each wait for a bounded time. A peer died, is late, or
 made another call, or waiting was stopped. Results since the last `finish` are useless; the rank can be used again.""",
-    "M722": """Overlapped attention cannot run this plan.
+    "M722": """Overlapped attention cannot run this call.
 It copies every chunk straight from its owner, so a plan across nodes is made with `hierarchical=False`; it tells 4096 key
-chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds.""",
+chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds. A CUDA graph cannot hold such a call:
+its replays would all wait for the flags of one.""",
     "M723": """Ranks cannot reach each other's memory.
 The strategies "gated", "copy-then-attend" and "sm-copy" take keys out of the memory of other ranks: GPUs of one host that
 torch's symmetric memory connects, or processes of one host for tensors on the CPU. The message says what is missing.
 `strategy="auto"` takes another way then, and says so once in the log ("maskc", level INFO).""",
-    "M717": """An argument of maskc.plan is not what it must be.
-Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0 and goes with order balanced,
-and switches are True or False.""",
 }
