@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.masks import NAMES
+from benchmarks.records import both, gmean, tflops
 
 TOKENS = 131072
 """batch * seqlen of every cell."""
@@ -283,25 +283,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         gains = []
         for mask in (m for m in NAMES if any(r["mask"] == m for r in here)):
             cell = {r["peer"]: r for r in here if r["mask"] == mask}
-            text = "  ".join(f"{p} {_rates(cell[p])}" for p in PEERS if p in cell)
+            rates = {p: "/".join(f"{x:4.0f}" for x in tflops(cell[p])) for p in PEERS if p in cell}
+            text = "  ".join(f"{p} {x}" for p, x in rates.items())
             if "maskc" in cell and "flex" in cell:
-                gains.append(_both(cell["flex"]) / _both(cell["maskc"]))
+                gains.append(both(cell["flex"]) / both(cell["maskc"]))
                 text += f"  {gains[-1]:5.2f}"
             lines.append(f"  {mask:22s} {text}")
         if gains:
-            mean = math.exp(sum(map(math.log, gains)) / len(gains))
-            lines.append(f"  geometric mean {mean:.3f}, min {min(gains):.2f}, max {max(gains):.2f} over {len(gains)} masks")
+            ends = f"min {min(gains):.2f}, max {max(gains):.2f}"
+            lines.append(f"  geometric mean {gmean(gains):.3f}, {ends} over {len(gains)} masks")
     return "\n".join(lines)
-
-
-def _both(row: dict[str, Any]) -> float:
-    return float(row["fwd_ms"] + row["bwd_ms"])
-
-
-def _rates(row: dict[str, Any]) -> str:
-    flop = 4 * row["batch"] * row["heads"] * row["seqlen"] ** 2 * row["head_dim"] * row["density"] / 1e9
-    forward, backward = flop / row["fwd_ms"], 2.5 * flop / row["bwd_ms"]
-    return f"{forward:4.0f}/{backward:4.0f}/{3.5 * flop / _both(row):4.0f}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
-"""Attention beside the copies of its keys on one GPU, cell by cell: what was hidden, what was possible, and which bars hold."""
+"""Attention beside the copies of its keys as text, on one GPU and between GPUs: what was hidden, and which bars hold."""
 
 from __future__ import annotations
 
-from benchmarks.overlap_bars import GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
-from benchmarks.records import Row, length, rows_of, table
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from benchmarks.overlap_bars import DIRECTIONS, GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
+from benchmarks.records import RATIOS, NoData, Row, length, rows_of, table
+
+# ---------------------------------------------------------------- on one GPU
 
 
 def one_gpu_cells() -> str:
@@ -46,4 +51,118 @@ def _rows() -> list[Row]:
     return [r for r in rows_of("overlap", *needed) if r["executor"] == "gated"]
 
 
-PLACES = (one_gpu_cells, one_gpu_bars)
+def overlap() -> str:
+    """What is hidden, by direction, executor and time of copies over time of attention."""
+    groups: dict[tuple[str, int, str], list[Row]] = defaultdict(list)
+    together = {_cell(r): r["t_overlap_ms"] for r in rows_of("overlap", "t_overlap_ms") if r["executor"] == "copy-then-attend"}
+    for r in rows_of("overlap", "direction", "executor", "t_attention_ms", "t_comm_ms", "t_overlap_ms", "e"):
+        ratio = r["t_comm_ms"] / r["t_attention_ms"]
+        at = next(i for i, (low, high) in enumerate(RATIOS) if low <= ratio < high)
+        groups[r["direction"], at, r["executor"]].append(r)
+    body = []
+    for (direction, at, executor), found in sorted(groups.items(), key=lambda g: g[0][:2]):
+        low, high = RATIOS[at]
+        between = f"{low:g} to {high:g}" if high < float("inf") else f"over {low:g}"
+        gain = [together[_cell(r)] / r["t_overlap_ms"] for r in found if _cell(r) in together]
+        hidden = [r["hidden"] for r in found if r.get("hidden") is not None]
+        body.append([direction, between, executor, len(found), _range([r["e"] for r in found]), _range(hidden), _range(gain)])
+    head = ["", "copies / attention", "executor", "cells", "E", "hidden / least", "faster than copy-then-attend"]
+    return table(head, body)
+
+
+def hidden(direction: str) -> str:
+    """E of the gated kernel where copies take between half and all of the time of attention, one GPU."""
+    found = [r["e"] for r in rows_of("overlap", "e") if r["direction"] == direction and r["executor"] == "gated" and _middle(r)]
+    if not found:
+        raise NoData("overlap")
+    return _range(found)
+
+
+def _middle(r: Row) -> bool:
+    return bool(HALF <= r["t_comm_ms"] / r["t_attention_ms"] <= WHOLE)
+
+
+def _cell(r: Row) -> tuple[object, ...]:
+    return tuple(r.get(n) for n in ("mask", "seqlen", "heads", "kv_heads", "world", "link", "direction"))
+
+
+def _range(values: Sequence[float]) -> str:
+    """Mean, least and greatest."""
+    return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else ""
+
+
+def gate() -> str:
+    """What the gate costs with every chunk there: mean, least and greatest of the cells."""
+    found = [100 * r["gate_overhead"] for r in rows_of("overlap", "gate_overhead") if r["executor"] == "gated"]
+    if not found:
+        raise NoData("overlap")
+    return f"{sum(found) / len(found):.2f} % ({min(found):.2f} to {max(found):.2f} %)"
+
+
+# ---------------------------------------------------------------- between GPUs
+
+
+def hidden_gpus(direction: str) -> str:
+    """E of the gated kernel between GPUs where copies take at least a fifth of the time of attention."""
+    names = (f"{what}_{direction}{unit}" for what, unit in (("e", ""), ("comm", "_ms"), ("attention", "_ms")))
+    e, copies, attention = names
+    found = [r for r in rows_of("overlap_gpus", e, copies, attention) if r["way"] == "gated"]
+    found = [r for r in found if r[copies] >= r[attention] / 5]
+    if not found:
+        raise NoData("overlap_gpus")
+    return _range([r[e] for r in found])
+
+
+def overlap_gpus() -> str:
+    """Forward and backward together between GPUs, milliseconds of the slowest; E of each direction where it was taken."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for r in rows_of("overlap_gpus", "mask", "way"):
+        name = f"{r['mask']}, {length(r['seqlen'])}, {r['heads']} on {r['kv_heads']} heads, {r['world']} GPUs"
+        hidden = [r.get(f"e_{d}") for d in DIRECTIONS]
+        e = f" ({' / '.join('–' if x is None else f'{x:.2f}' for x in hidden)})" if hidden != [None, None] else ""
+        found[name][r["way"]] = f"{r['step_ms']:.2f}{e}" if r.get("step_ms") is not None else "not run"
+    ways = list(dict.fromkeys(w for f in found.values() for w in f))
+    return table(["ms (E forward / backward)", *ways], [[n, *(f.get(w, "") for w in ways)] for n, f in found.items()])
+
+
+def overlap_bars() -> str:
+    """Per cell between GPUs: E, what is exposed, and speed-ups against what was to be reached; bold where it was not."""
+    cells: dict[str, dict[str, Row]] = defaultdict(dict)
+    for r in rows_of("overlap_gpus", "cell", "what", key="bars"):
+        cells[r["cell"]][r["what"]] = r
+
+    def shown(r: Row | None) -> str:
+        if r is None:
+            return ""
+        value = f"{r['value']:.2f}" if r["holds"] is not False else f"**{r['value']:.2f}**"
+        return value if r["exposed_us"] is None else f"{value} ({r['ratio']:.2f}, {r['exposed_us']:.0f} us)"
+
+    whats = (
+        "E forward",
+        "E backward",
+        "speed-up over dual chunk with all-gather, step",
+        "share of what two losses allow, step",
+    )
+    head = ["", "E forward (copies / attention, exposed)", "E backward", "dual chunk / gated, step", "of what two losses allow"]
+    return table(head, [[cell, *(shown(found.get(what)) for what in whats)] for cell, found in cells.items()])
+
+
+def routing() -> str:
+    """Nodes emulated on the GPUs of one host: what routing over nodes and pruning save."""
+    body = [
+        [
+            f"{r['mask']}, {length(r['seqlen'])}, {r['kv_heads']} key heads",
+            r["routing"],
+            "yes" if r["prune"] else "no",
+            f"{r['link_gb_s']:g}",
+            f"{r['step_ms']:.2f}",
+            f"{r['bytes_across'] / 2**20:,.1f}",
+        ]
+        for r in rows_of("overlap_gpus", "routing", "step_ms", key="nodes")
+    ]
+    return table(["", "routing", "pruned", "link, GB/s", "ms", "MiB across"], body)
+
+
+PLACES: tuple[Callable[..., str], ...] = (
+    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, hidden_gpus, overlap_gpus, overlap_bars, routing,
+)  # fmt: skip
