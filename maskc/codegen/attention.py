@@ -37,7 +37,8 @@ def form(request: Request) -> MaskForm:
 
 def head_dim(request: Request) -> int:
     if request.head_dim not in HEAD_DIMS:
-        raise error("M611", f"no attention kernel has head dim {request.head_dim}", None, f"there are {HEAD_DIMS}")
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise error("M611", f"no attention kernel has head dim {request.head_dim}", None, f"there are {known}")
     return request.head_dim
 
 
