@@ -6,7 +6,7 @@ one would have without copies, that can go through without waiting; if there is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Any
@@ -62,21 +62,23 @@ class Planned:
     ready: Floats
     spent: Floats
 
-    def taken(self, processors: int, eager: float = 0.0) -> tuple[NDArray[np.int64], Floats]:
-        """(items by number in the order in which so many multiprocessors take them, when each is done).
+    def order(self, processors: int, eager: float = 0.0) -> Ints:
+        """Items by number in the order in which so many multiprocessors take them.
 
         eager: an item may be taken by this share of its time too early, and then waits. That costs time, but long items
         come sooner.
         """
         start = self.ready - eager * self.spent
-        ready, spent, later = self.ready.tolist(), self.spent.tolist(), np.argsort(start, kind="stable").tolist()
-        begins = start[later].tolist()
+        by_start = np.argsort(start, kind="stable")
+        begins = start[by_start]
+        at = int(np.searchsorted(begins, 0.0, side="right"))
+        there = np.sort(by_start[:at]).tolist()
+        if at == len(begins):
+            return np.arange(at)
+        ready, spent, later, begins = self.ready.tolist(), self.spent.tolist(), by_start.tolist(), begins.tolist()
         free = [0.0] * processors
-        there: list[int] = []
         order: list[int] = []
-        ends = [0.0] * len(ready)
-        at = 0
-        while len(order) < len(ready):
+        while at < len(later):
             clock = free[0]
             while at < len(later) and begins[at] <= clock:
                 heappush(there, later[at])
@@ -86,10 +88,26 @@ class Planned:
             else:
                 item = later[at]
                 at += 1
-            ends[item] = max(clock, ready[item]) + spent[item]
             order.append(item)
-            heapreplace(free, ends[item])
-        return np.array(order, dtype=np.int64), np.array(ends)
+            heapreplace(free, max(clock, ready[item]) + spent[item])
+        return np.array(order + sorted(there), dtype=np.int64)
+
+    def ends(self, order: Ints, processors: int) -> Floats:
+        """When each item is done where they are taken in this order."""
+        free, ends = [0.0] * processors, []
+        for ready, spent in zip(self.ready[order].tolist(), self.spent[order].tolist(), strict=True):
+            end = (ready if ready > free[0] else free[0]) + spent
+            heapreplace(free, end)
+            ends.append(end)
+        out = np.empty(len(order))
+        out[order] = ends
+        return out
+
+    def soonest(self, processors: int, eager: Iterable[float], end: Callable[[Floats], float]) -> NDArray[np.uint32]:
+        """The work items in that of these orders which ends first. end: of a list, from when each item is done."""
+        orders = list({order.tobytes(): order for order in (self.order(processors, e) for e in eager)}.values())
+        best = orders[0] if len(orders) == 1 else min(orders, key=lambda order: end(self.ends(order, processors)))
+        return self.packed[best]
 
 
 def forward_items(
@@ -133,8 +151,7 @@ def forward_items(
 
 def soonest_forward(items: Planned, processors: int, eager: Iterable[float] = (0.0,)) -> NDArray[np.uint32]:
     """The order that ends soonest by the planned clock."""
-    orders = [items.taken(processors, e) for e in eager]
-    return items.packed[min(orders, key=lambda order: order[1].max(initial=0.0))[0]]
+    return items.soonest(processors, eager, lambda ends: float(ends.max(initial=0.0)))
 
 
 def backward_items(
@@ -185,16 +202,15 @@ def soonest_backward(
 
     leaving: seconds that the gradients of each piece take on their way.
     """
-    orders = [items.taken(processors, e) for e in eager]
 
-    def end(order: tuple[Ints, Floats]) -> float:
+    def end(ends: Floats) -> float:
         sent, done = 0.0, np.zeros(len(leaving))
-        np.maximum.at(done, pieces[pieces >= 0], order[1][pieces >= 0])
+        np.maximum.at(done, pieces[pieces >= 0], ends[pieces >= 0])
         for there, seconds in zip(done.tolist(), leaving, strict=True):
             sent = max(sent, there) + seconds if seconds else sent
-        return max(sent, float(order[1].max(initial=0.0)))
+        return max(sent, float(ends.max(initial=0.0)))
 
-    return items.packed[min(orders, key=end)[0]]
+    return items.soonest(processors, eager, end)
 
 
 def _check(tiles: int, what: str, heads: int, which: str) -> None:

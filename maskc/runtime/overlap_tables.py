@@ -36,7 +36,7 @@ from maskc.tiles import TileClass, classify
 FEW = 16
 """Work items for each multiprocessor, below which it matters which come last."""
 FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), (0.5, 0.0, 0.3, 0.7, 1.0)
-"""What is tried then, see `Planned.taken`; the first of them is taken where items are many."""
+"""What is tried then, see `Planned.order`; the first of them is taken where items are many."""
 FORWARD_RATE, BACKWARD_RATE = 950e12, 750e12
 """FLOP/s of the planned clock, more than kernels reach: a kernel that is ahead of the plan waits, one behind it does not."""
 LATE, OFFER_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6

@@ -80,7 +80,8 @@ def test_the_order_after_which_all_gradients_are_gone_soonest(given: object, pro
     leaving = [2.0 if at % 2 else 0.0 for at in range(len(arrivals))]
     ends = {}
     for eager in (0.0, 0.5, 1.0):
-        order, done = planned.taken(processors, eager)
+        order = planned.order(processors, eager)
+        done = planned.ends(order, processors)
         sent = 0.0
         for piece, seconds in enumerate(leaving):
             of = [done[i] for i in range(len(pieces)) if pieces[i] == piece]

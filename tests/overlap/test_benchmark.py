@@ -97,7 +97,7 @@ def test_no_order_of_a_forward_ends_sooner(seed: int, processors: int) -> None:
     arrivals[list(cut.pieces)] = keys * (1 + np.arange(len(cut.pieces))) / len(cut.pieces)
     items = forward_items(parts, whole, dealt, False, 1, arrivals.tolist(), 1.0, processors)
     for eager in (0.0, 0.5):
-        end = max(keys, float(items.taken(processors, eager)[1].max()))
+        end = max(keys, float(items.ends(items.order(processors, eager), processors).max()))
         assert soonest_end(needs, processors, needs.total / processors, keys) <= end + 1e-9
 
 

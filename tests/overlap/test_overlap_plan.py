@@ -193,7 +193,8 @@ def planned(draw: st.DrawFn) -> Planned:
 
 @given(planned(), st.integers(1, 4))
 def test_a_multiprocessor_takes_the_first_item_that_need_not_wait(items: Planned, processors: int) -> None:
-    order, ends = items.taken(processors)
+    order = items.order(processors)
+    ends = items.ends(order, processors)
     left, free = list(range(len(items.packed))), [0.0] * processors
     for item in order.tolist():
         clock = min(free)
@@ -209,17 +210,18 @@ def test_a_multiprocessor_takes_the_first_item_that_need_not_wait(items: Planned
 @given(planned(), st.integers(1, 4))
 def test_items_that_wait_are_no_earlier_than_ready(items: Planned, processors: int) -> None:
     for eager in (0.0, 0.5, 1.0):
-        order, ends = items.taken(processors, eager)
+        order = items.order(processors, eager)
+        ends = items.ends(order, processors)
         assert sorted(order.tolist()) == list(range(len(items.packed)))
         assert (ends >= items.ready + items.spent).all()
 
 
 @given(planned(), st.integers(1, 4))
 def test_the_order_that_ends_soonest_is_taken(items: Planned, processors: int) -> None:
-    ends = {e: items.taken(processors, e)[1].max() for e in (0.0, 0.3, 1.0)}
+    ends = {e: items.ends(items.order(processors, e), processors).max() for e in (0.0, 0.3, 1.0)}
     chosen = soonest_forward(items, processors, ends)
     best = min(ends, key=lambda e: ends[e])
-    assert chosen.tolist() == items.packed[items.taken(processors, best)[0]].tolist()
+    assert chosen.tolist() == items.packed[items.order(processors, best)].tolist()
 
 
 @st.composite
