@@ -90,8 +90,8 @@ def _read(path: Path) -> Data:
 
 def _origin(data: Data, file: str) -> str:
     known = [
-        f"{name} {str(data[name])[:16] if name == 'digest' else data[name]}"
-        for name in ("device", "torch", "nvrtc", "digest")
+        f"{name.replace('_', ' ')} {str(data[name])[:16] if name.endswith('digest') else data[name]}"
+        for name in ("device", "torch", "nvrtc", "digest", "gated_digest")
         if name in data
     ]
     return "; ".join([file, *known])
