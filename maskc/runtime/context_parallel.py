@@ -19,10 +19,12 @@ from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm, executor
 from maskc.runtime.comm import Peer
 from maskc.runtime.executor import Call
+from maskc.runtime.localize import equal_on_host, on_host
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.plan_arguments import Spec
+from maskc.runtime.plan_specs import vectors_of
 from maskc.runtime.remember import remembered
 from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of, vectors_on
 from maskc.runtime.schedule import DIRECT, STRATEGIES
@@ -264,6 +266,7 @@ def _on_device(spec: Spec, plan: AttentionPlan, q: Tensor) -> BoundaryVectors:
         raise error("M504", f"the vectors are on `{v.device}`, q is on `{q.device}`")
     if v.batch not in (1, q.shape[0]):
         raise error("M503", f"the mask was bound for {v.batch} batch items, q has {q.shape[0]}")
+    equal_on_host(v, on_host(vectors_of(spec, *sizes)))
     return v
 
 

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ _SIZES = ("rows", "dim", "step", "first", "count", "which")
 _PIECE = np.dtype([*((n, np.int64) for n in ("out", "own")), *((n, np.int32) for n in _SIZES)])
 _PART = np.dtype([("into", np.uint64), ("source", np.uint64), ("bytes", np.int64)])
 _LENT = np.dtype([*((n, np.uint64) for n in ("dk", "dv")), ("head", np.int64), ("came", np.uint64)])
+ALIGNMENT = 128
+"""Bytes that a table begins at a multiple of."""
 LONE = 0xFFFF
 """In place of a number of others: `LONE` of bwd/shared.cuh.j2."""
 
@@ -65,9 +68,8 @@ class SumTable:
             row["rows"], row["dim"], row["step"] = a.rows, a.dim, a.step
             row["count"], row["which"] = len(a.parts), a.which
             parts += a.parts
-        tables = (rows.view(np.uint8), np.array(parts or [0], np.uint64).view(np.uint8))
-        on_device = [_on(device, t) for t in tables]
-        return cls(on_device[0], on_device[1], len(addends), max((a.rows * a.dim for a in addends), default=0))
+        pieces, addresses = on_device(device, rows.view(np.uint8), np.array(parts or [0], np.uint64).view(np.uint8))
+        return cls(pieces, addresses, len(addends), max((a.rows * a.dim for a in addends), default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def lent_table(tiles: Sequence[Sequence[Lent] | None], device: torch.device) -> 
     if len(rows) > 0xFFFF:
         raise ValueError(f"{len(rows)} places of gradients from other ranks, at most {0xFFFF}")
     table = np.array(rows or [Lent(0, 0, 0, 0)], _LENT)
-    return _on(device, np.array(first, np.uint32).view(np.uint8)), _on(device, table.view(np.uint8))
+    counts, places = on_device(device, np.array(first, np.uint32).view(np.uint8), table.view(np.uint8))
+    return counts, places
 
 
 def spoil(results: Sequence[Tensor], failed: int) -> None:
@@ -183,13 +186,19 @@ def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> 
         if not (into.is_contiguous() and source.is_contiguous() and into.shape == source.shape and into.dtype == source.dtype):
             raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
         row["into"], row["source"], row["bytes"] = into.data_ptr(), source.data_ptr(), into.numel() * into.element_size()
-    return _on(device, rows.view(np.uint8))
+    (there,) = on_device(device, rows.view(np.uint8))
+    return there
 
 
-def _on(device: torch.device, table: NDArray[np.uint8]) -> Tensor:
-    """A table on the device in stream order; the host does not wait."""
-    host = torch.from_numpy(table.copy())
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+def on_device(device: torch.device, *tables: NDArray[np.uint8]) -> tuple[Tensor, ...]:
+    """Tables on the device in stream order, by one copy; the host does not wait."""
+    starts = list(accumulate((-(-len(t) // ALIGNMENT) * ALIGNMENT for t in tables), initial=0))
+    places = [slice(at, at + len(t)) for at, t in zip(starts, tables, strict=False)]
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for place, t in zip(places, tables, strict=True):
+        host.numpy()[place] = t
+    there = host.to(device, non_blocking=True)
+    return tuple(there[place] for place in places)
 
 
 def warm(device: torch.device) -> None:

@@ -11,10 +11,12 @@ interval [0, k) where that slot is free or already starts at 0, else DIAG, a thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import gcd
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -22,6 +24,8 @@ from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import error
 from maskc.runtime.layout import Layout, Range
 from maskc.runtime.remember import remembered
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,31 @@ def localized(
     device: torch.device | None,
 ) -> BoundaryVectors:
     """`localize`, remembered per vectors object: all layers of one batch share the result."""
-    return localize(v, rows, row_chunks, keys, key_chunks, device)
+    made = localize(v, rows, row_chunks, keys, key_chunks, device)
+    if made.device.type != "cpu" and (v.device.type == "cpu" or v in _on_host):
+        _on_host[made] = partial(localized, on_host(v), rows, row_chunks, keys, key_chunks, _CPU)
+    return made
+
+
+_on_host: WeakKeyDictionary[BoundaryVectors, Callable[[], BoundaryVectors]] = WeakKeyDictionary()
+
+
+def equal_on_host(v: BoundaryVectors, host: BoundaryVectors) -> None:
+    """Say that `host`, in host memory, equals `v`, so that `on_host` of it, or of what it is localized to, copies nothing."""
+    if v.device.type != "cpu":
+        _on_host.setdefault(v, lambda: host)
+
+
+def on_host(v: BoundaryVectors) -> BoundaryVectors:
+    """The same vectors in host memory. Where they are not known there, they are copied, for which the host waits."""
+    if v.device.type == "cpu":
+        return v
+    if v not in _on_host:
+        blocks = None if v.blocks is None else replace(v.blocks, keep=v.blocks.keep.cpu())
+        lts, lte, uts, ute, diag = (None if t is None else t.detach().cpu() for t in v.tensors)
+        elsewhere = None if v.elsewhere is None else v.elsewhere.cpu()
+        equal_on_host(v, replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=elsewhere))
+    return _on_host[v]()
 
 
 def take(t: torch.Tensor, ranges: Sequence[Range], dim: int) -> torch.Tensor:

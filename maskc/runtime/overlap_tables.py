@@ -1,6 +1,6 @@
 """What gated kernels read besides the mask: the order of their work, and which chunks their keys lie in.
 
-Made once per mask batch, with one copy of the mask's tile classes to the host.
+Made once per mask batch from its vectors on the host, which does not wait for the GPU; beyond FEW_TILES the GPU tells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from maskc.boundary import BoundaryVectors
 from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
+from maskc.runtime.exchange import on_device
 from maskc.runtime.layout import Layout
+from maskc.runtime.localize import on_host
 from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
     Heads,
@@ -49,6 +51,8 @@ ENOUGH_PIECES = 32
 """Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
 ROW_TILE = 192
 """Rows of a tile of the forward, or thereabouts."""
+FEW_TILES = 1 << 18
+"""That the host classifies itself, in a few milliseconds at most, while the GPU may still be at work."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
 """Work of a tile and of a row (or column) of tiles, as the schedule kernels count it."""
 
@@ -96,7 +100,7 @@ def gate_tables(
     items = forward_items(parts, whole, dealt, local.batch > 1, group, arrivals, seconds, processors)
     few = len(items.packed) < FEW * processors
     chosen = soonest_forward(items, processors, FORWARD_EAGER if few else FORWARD_EAGER[:1])
-    return Tables(_on(device, chosen), _on(device, _packed(ranges)))
+    return Tables(*_on(device, chosen, _packed(ranges)))
 
 
 def forward_work(local: BoundaryVectors, ranges: Ints, slots: int, spec: KernelSpec) -> tuple[Ints, Ints]:
@@ -170,7 +174,7 @@ def backward_tables(
         items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
-    return BackwardTables(_on(device, items), _on(device, _packed(ranges + first)), _on(device, tiles))
+    return BackwardTables(*_on(device, items, _packed(ranges + first), tiles))
 
 
 def backward_load(local: BoundaryVectors, spec: BackwardSpec, units: Units) -> Ints:
@@ -182,7 +186,8 @@ def backward_load(local: BoundaryVectors, spec: BackwardSpec, units: Units) -> I
 def _tiles(local: BoundaryVectors, block_q: int, block_kv: int) -> Ints:
     """[masks, Q blocks, KV blocks]: the work of each tile, 0 where it is SKIP."""
     shape = -(-local.nq // block_q), -(-local.nk // block_kv)
-    classes = classify(local, block_q, block_kv).cpu().numpy().reshape(-1, *shape)
+    few = local.batch * local.heads * math.prod(shape) <= FEW_TILES
+    classes = classify(on_host(local) if few else local, block_q, block_kv).cpu().numpy().reshape(-1, *shape)
     cost = np.zeros(256, dtype=np.int64)
     cost[TileClass.PARTIAL.value], cost[TileClass.UNMASKED.value] = PARTIAL_WORK, UNMASKED_WORK
     work: Ints = cost[classes]
@@ -194,8 +199,8 @@ def _packed(ranges: Ints) -> NDArray[np.uint32]:
     return packed
 
 
-def _on(device: torch.device, words: NDArray[np.uint32]) -> Tensor:
-    return torch.from_numpy(words.view(np.int32)).to(device)
+def _on(device: torch.device, *tables: NDArray[np.uint32]) -> tuple[Tensor, ...]:
+    return tuple(t.view(torch.int32) for t in on_device(device, *(t.view(np.uint8) for t in tables)))
 
 
 def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: float, latency: float) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.runtime import layout as layouts
 from maskc.runtime.layout import Range
+from maskc.runtime.localize import on_host
 from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.remember import remembered
 
@@ -70,11 +71,12 @@ def spec_name(spec: Spec) -> str:
 @remembered
 def vectors_digest(v: BoundaryVectors) -> str:
     """Digest of what the mask hides: sizes, vectors, block table. Remembered per object (vectors are never changed)."""
+    v = on_host(v)
     h = hashlib.sha256(repr((v.nq, v.nk, v.batch, v.heads, v.causal)).encode())
     for name, t in zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True):
         if t is not None:
-            h.update(name.encode() + t.detach().cpu().contiguous().numpy().tobytes())
+            h.update(name.encode() + t.contiguous().numpy().tobytes())
     if v.blocks is not None:
-        keep = v.blocks.keep.detach().to("cpu", torch.uint8).contiguous()
+        keep = v.blocks.keep.to(torch.uint8).contiguous()
         h.update(repr((v.blocks.block_q, v.blocks.block_kv, tuple(keep.shape))).encode() + keep.numpy().tobytes())
     return h.hexdigest()
