@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from statistics import median
 
-from benchmarks.overlap_bars import DIRECTIONS, GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
+from benchmarks.overlap_bars import AT_LEAST, DIRECTIONS, GATE, HALF, HIDDEN, LARGE, MOST_HIDDEN, NEAR, WHOLE
 from benchmarks.records import RATIOS, NoData, Row, length, rows_of, table
 
 # ---------------------------------------------------------------- on one GPU
@@ -147,6 +148,34 @@ def overlap_bars() -> str:
     return table(head, [[cell, *(shown(found.get(what)) for what in whats)] for cell, found in cells.items()])
 
 
+def gpus_bars() -> str:
+    """How many cells hold each bar between GPUs; of E every value."""
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for r in rows_of("overlap_gpus", "what", "holds", key="bars"):
+        name, _, of = r["what"].partition(", ")
+        found["speed-up" if name.endswith("is allowed") else name, of].append(r)
+
+    def counted(name: str, of: str = "") -> str:
+        return f"{of} {sum(r['holds'] for r in found[name, of])} of {len(found[name, of])}".strip()
+
+    def each(name: str) -> str:
+        return ", ".join(counted(name, of) for of in ("step", *DIRECTIONS))
+
+    over, share = "speed-up over dual chunk with all-gather", "share of what two losses allow"
+    if not found[share, "step"]:
+        raise NoData("overlap_gpus")
+    middle = f"median of steps {median(r['value'] for r in found[share, 'step']):.2f}"
+    body = [
+        ["no slower than dual chunk with NCCL's all-gather", each(over)],
+        [f"{AT_LEAST} times as fast where the two losses of dual chunk allow more than {LARGE}", each("speed-up")],
+        [f"{NEAR} of what the two losses allow", f"{each(share)}; {middle}"],
+    ]
+    for d, wanted in HIDDEN.items():
+        values = ", ".join(f"{x:.2f}" for x in sorted((r["value"] for r in found[f"E {d}", ""]), reverse=True))
+        body.append([f"E {d} {wanted:.2f}, copies {HALF:g} to {WHOLE:g} of attention", f"{counted(f'E {d}')}: {values}"])
+    return table(["bar", "cells"], body)
+
+
 def routing() -> str:
     """Nodes emulated on the GPUs of one host: what routing over nodes and pruning save."""
     body = [
@@ -164,5 +193,5 @@ def routing() -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, hidden_gpus, overlap_gpus, overlap_bars, routing,
+    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, hidden_gpus, overlap_gpus, overlap_bars, gpus_bars, routing,
 )  # fmt: skip

@@ -106,6 +106,11 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("one_gpu_bars", "| E forward, ratio 0.5 to 1: 0.90 | 1 of 1 |"),
         ("one_gpu_bars", "| gate, all flags set: below 0.5% | 6 of 6 |"),
         ("overlap_gpus", "| causal, 16K, 32 on 8 heads, 2 GPUs | 3.25 (0.97 / –) | not run |"),
+        (
+            "gpus_bars",
+            "| 0.95 of what the two losses allow | step 1 of 2, forward 0 of 0, backward 0 of 0; median of steps 0.93 |",
+        ),
+        ("gpus_bars", "| E forward 0.90, copies 0.5 to 1 of attention | 1 of 1: 0.97 |"),
         ("routing", "| causal, 16K, 8 key heads | hierarchical | yes | 50 | 4.00 | 16.0 |"),
         ("gate", "0.25 % (0.25 to 0.25 %)"),
         ("training", "| dense, 8K | flex | 60.0 ± 0.5 | 163,840 | 4.2 / 10.8 | 30% | 1.20 |"),
