@@ -8,6 +8,7 @@ otherwise and may be captured into a CUDA graph once the kernel has run on that 
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -210,7 +211,28 @@ def wait_value(address: int, value: int, stream: int) -> None:
         raise _failed("cuStreamWaitValue32", status)
 
 
+class StreamWord(NamedTuple):
+    """A 32-bit word at a device address that a stream waits for (`waits`), as `wait_value`, or writes, as `write_value`."""
+
+    waits: bool
+    address: int
+    value: int
+
+
+def stream_words(words: Sequence[StreamWord], stream: int) -> None:
+    """Enqueue that the words are waited for and written one after the other, in one operation of `stream`."""
+    if len(words) == 1:
+        only = words[0]
+        (wait_value if only.waits else write_value)(only.address, only.value, stream)
+        return
+    packed = b"".join(_MEMORY_OPERATION.pack(1 if w.waits else 2, w.address, w.value, _AT_LEAST if w.waits else 0) for w in words)
+    if status := _stream_calls().words(stream, len(words), packed, 0):
+        raise _failed("cuStreamBatchMemOp", status)
+
+
 _UNIFIED, _AT_LEAST = 4, 0  # CU_MEMORYTYPE_UNIFIED, CU_STREAM_WAIT_VALUE_GEQ
+_MEMORY_OPERATION = struct.Struct("<I4xQQI20x")
+"""CUstreamBatchMemOpParams: operation (wait 1, write 2), address, value, flags; an alias of the address; 48 bytes in all."""
 
 
 class _Copy2D(ctypes.Structure):
@@ -232,6 +254,7 @@ class _StreamCalls(NamedTuple):
     copy_pieces: Callable[..., int]
     write: Callable[..., int]
     wait: Callable[..., int]
+    words: Callable[..., int]
 
 
 @cache
@@ -244,6 +267,7 @@ def _stream_calls() -> _StreamCalls:
         ("cuMemcpy2DAsync_v2", (ctypes.c_void_p, stream)),
         ("cuStreamWriteValue32_v2", (stream, address, word, word)),
         ("cuStreamWaitValue32_v2", (stream, address, word, word)),
+        ("cuStreamBatchMemOp_v2", (stream, word, ctypes.c_char_p, word)),
     ):
         call = getattr(library, name)
         call.argtypes = kinds

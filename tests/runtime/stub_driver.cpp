@@ -74,6 +74,18 @@ int cuStreamWriteValue32_v2(void*, uint64_t at, uint32_t value, unsigned) {
 int cuStreamWaitValue32_v2(void*, uint64_t at, uint32_t value, unsigned flags) {
   char t[64]; snprintf(t, 64, "wait %u at %lu flags %u", value, (unsigned long)at, flags); note(t); return 0;
 }
+struct MemoryOperation {  // CUstreamBatchMemOpParams
+  unsigned operation; uint64_t address; uint64_t value; unsigned flags; uint64_t alias, rest;
+};
+int cuStreamBatchMemOp_v2(void* stream, unsigned count, const MemoryOperation* o, unsigned flags) {
+  static_assert(sizeof(MemoryOperation) == 48);
+  char t[120]; snprintf(t, 120, "%u words on stream %lu flags %u", count, (unsigned long)stream, flags); note(t);
+  for (unsigned i = 0; i < count; ++i) {
+    snprintf(t, 120, "operation %u of %lu at %lu flags %u rest %lu", o[i].operation, (unsigned long)o[i].value, (unsigned long)o[i].address,
+             o[i].flags, (unsigned long)(o[i].alias | o[i].rest)); note(t);
+  }
+  return 0;
+}
 int cuMemcpyAsync(uint64_t into, uint64_t source, size_t size, void* stream) {
   char t[96]; snprintf(t, 96, "copy %lu from %lu to %lu stream %lu", size, (unsigned long)source, (unsigned long)into, (unsigned long)stream);
   note(t); return stream ? 0 : 1;

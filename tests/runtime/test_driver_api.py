@@ -139,6 +139,17 @@ def test_stream_values(stub_library: Path, tmp_path: Path) -> None:
     assert got[1:] == ["write 7 at 64", "wait 7 at 64 flags 0", "(13, 0)"]
 
 
+def test_stream_words_go_in_one_operation(stub_library: Path, tmp_path: Path) -> None:
+    words = "[d.StreamWord(False, 64, 7), d.StreamWord(True, 1 << 40, 0xFFFFFFFF)]"
+    got = calls(stub_library, tmp_path, f"d.stream_words({words}, 5); d.stream_words({words}[1:], 5)")
+    assert got[1:] == [
+        "2 words on stream 5 flags 0",
+        "operation 2 of 7 at 64 flags 0 rest 0",  # CU_STREAM_MEM_OP_WRITE_VALUE_32
+        "operation 1 of 4294967295 at 1099511627776 flags 0 rest 0",  # CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_WAIT_VALUE_GEQ
+        "wait 4294967295 at 1099511627776 flags 0",
+    ]
+
+
 def test_copies_name_both_ends(stub_library: Path, tmp_path: Path) -> None:
     program = """
 d.copy(64, 128, 32, 5)
