@@ -13,7 +13,7 @@ adds up those of its own keys in fp32: its own first, then those of others by ra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, product
@@ -27,6 +27,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.codegen.exchange import FILL_READERS
 from maskc.diagnostics import error
 from maskc.runtime import exchange, hopper
+from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_kernels import Gradients, InPlace, KeyBuffer, Lasting, Whole, backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut
@@ -243,11 +244,32 @@ class Overlapped(KeyBuffer):
         result: Result | None = None
         for stream, run in groupby(regrouped(steps) if call.executor == "sm-copy" else steps, itemgetter(0)):
             with self.queues.on(stream):
-                for _, op in run:
-                    made = self._do(stream, op, turn, call, attend, result)
-                    result = made if made is not None else result
+                for words, some in groupby((op for _, op in run), lambda op: isinstance(op, Wait | Put)):
+                    if words:
+                        self._say(stream, some, call, result)
+                        continue
+                    for op in some:
+                        made = self._do(stream, op, turn, call, attend, result)
+                        result = made if made is not None else result
         assert result is not None
         return result
+
+    def _say(self, stream: Stream, operations: Iterable[Operation], call: _Call, result: object) -> None:
+        """Enqueue waits and words that follow each other, in one operation of their stream."""
+        copied = call.executor == "sm-copy" and self.device.type == "cuda"  # a kernel tells of its copies, too
+        sums: list[StreamWord] = []  # over CTAs, on a stream of their own
+        words: list[StreamWord] = []
+        for op in operations:
+            assert isinstance(op, Wait | Put)
+            by_kernel = (copied and op.word.kind == "flag") or (self.offers_by_kernel and op.word.kind == "ready")
+            waits = isinstance(op, Wait)
+            if waits or not by_kernel:
+                apart = waits and op.word.kind == "finished" and _in_parts(result)
+                (sums if apart else words).append(StreamWord(waits, self.address(call.cut, op.word), op.epoch & 0xFFFFFFFF))
+        if sums:
+            self.queues.words("sum", sums)
+        if words:
+            self.queues.words(stream, words)
 
     def _do(
         self, stream: Stream, op: Operation, turn: Turn, call: _Call, attend: Callable[[], Result], result: Result | None
@@ -255,13 +277,8 @@ class Overlapped(KeyBuffer):
         """Enqueue one operation; torch's current stream is its stream."""
         queues, by_kernel = self.queues, call.executor == "sm-copy" and self.device.type == "cuda"
         match op:
-            case Wait(word, epoch):
-                first = "sum" if word.kind == "finished" and _in_parts(result) else stream
-                queues.wait(first, self.address(call.cut, word), epoch)
-            case Put(word, epoch):
-                by_kernel = (by_kernel and word.kind == "flag") or (self.offers_by_kernel and word.kind == "ready")
-                if not by_kernel:
-                    queues.put(stream, self.address(call.cut, word), epoch)
+            case Wait() | Put():
+                self._say(stream, (op,), call, result)
             case Begin():
                 queues.follow(stream, "compute")
                 if stream not in self._kept_on:

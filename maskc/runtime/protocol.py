@@ -299,7 +299,6 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, 
     steps.append(("compute", Settle(epoch)))
     waited: dict[int, int] = {}
     count = len(plan.slots)
-    last = {plan.slot_of(piece).source: piece for piece in plan.pieces(groups)}
     for piece in plan.pieces(groups):
         source, group = plan.slot_of(piece).source, piece // count
         within = group * parts // groups, -(-(group + 1) * parts // groups)
@@ -309,6 +308,5 @@ def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, 
             steps.append(("copy", Wait(Word("ready", rank, source), told(epoch, upto, parts))))
         steps.append(("copy", Pull(piece, source, half, epoch, within)))
         steps.append(("copy", Put(Word("flag", rank, piece), epoch)))
-        if last[source] == piece:
-            steps.append(("copy", Put(Word("done", source, rank), epoch)))
-    return steps
+    # behind the last flag, for which the kernel waits; sources wait for these words two calls late
+    return steps + [("copy", Put(Word("done", source, rank), epoch)) for source in plan.sources]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from maskc.diagnostics import error
 from maskc.runtime import driver_api
+from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.merge import accumulator
 from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word, last_value
@@ -134,6 +135,9 @@ class Queues(Protocol):
     def put(self, stream: Stream, address: int, epoch: int) -> None:
         """Write the word once everything before it in the stream is complete."""
 
+    def words(self, stream: Stream, words: Sequence[StreamWord]) -> None:
+        """Wait for words and write them in this order, at less cost than one by one."""
+
     def follow(self, stream: Stream, other: Stream) -> None:
         """Hold the stream until everything enqueued on the other one so far is complete."""
 
@@ -165,6 +169,9 @@ class CudaQueues:
 
     def put(self, stream: Stream, address: int, epoch: int) -> None:
         driver_api.write_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
+
+    def words(self, stream: Stream, words: Sequence[StreamWord]) -> None:
+        driver_api.stream_words(words, self._stream(stream).cuda_stream)
 
     def follow(self, stream: Stream, other: Stream) -> None:
         event = self._events.get(other)
@@ -215,6 +222,10 @@ class HostQueues:
 
     def put(self, stream: Stream, address: int, epoch: int) -> None:
         write_word(address, epoch)
+
+    def words(self, stream: Stream, words: Sequence[StreamWord]) -> None:
+        for waits, address, value in words:
+            (self.wait if waits else self.put)(stream, address, value)
 
     def follow(self, stream: Stream, other: Stream) -> None: ...
 
