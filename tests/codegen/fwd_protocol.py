@@ -14,6 +14,8 @@ from tests.codegen.cta import Cta, Fault, Named, Part, Ring, Steps
 
 Item = tuple[int, ...]
 """KV blocks that a work item visits, by queue slot; (0,) for one whose rows see nothing."""
+NEAR = 1
+"""Tiles before the end of an item, from which on a gated generator takes the next one; kernels have more."""
 
 
 class Kernel(Cta):
@@ -36,7 +38,7 @@ class Kernel(Cta):
         self.turns = [Named(b.arrivals) for b in forward_named(spec) if b.name == "turn" for _ in range(b.slots)]
         self.messages = [(n, i) for n, item in enumerate(items) for i in range(len(item))]
         self.stored: list[int] = []
-        self.through = 0  # items that the loader is through with, or near the end of
+        self.come_to = 0  # tiles, by the loader
 
     def roles(self) -> list[Steps]:
         consumers = (self.consumer(w) for w in range(self.spec.consumer_warps))
@@ -61,7 +63,8 @@ class Kernel(Cta):
             self.bars["queue_full", ring.slot].arrive()
             ring.advance()
             if self.spec.gated and m < len(self.messages) and self.last_part(m):
-                yield lambda n=self.messages[m][0]: self.through > n  # type: ignore[misc]
+                tiles = sum(map(sum, self.items[: self.messages[m][0] + 1]))
+                yield lambda tiles=tiles: self.come_to + NEAR >= tiles  # type: ignore[misc]
 
     def last_part(self, message: int) -> bool:
         n, part = self.messages[message]
@@ -90,6 +93,7 @@ class Kernel(Cta):
             n, part = self.messages[step]
             tiles = 0 if part == 0 else tiles
             for _ in range(self.items[n][part]):
+                self.come_to += self.does("count tiles")
                 yield bars["k_empty", k.slot].passed(k.parity ^ 1)
                 self.copy(bars["k_full", k.slot], [("k", k.slot)], (n, tiles))
                 k.advance()
@@ -102,8 +106,6 @@ class Kernel(Cta):
                 self.copy(bars["v_full", v.slot], [("v", v.slot)], (n, tiles))
                 v.advance()
                 tiles += 1
-            if self.last_part(step) and self.does("tell of the end"):
-                self.through = n + 1
             self.give_back(queue)
 
     def storer(self) -> Steps:

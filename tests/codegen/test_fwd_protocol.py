@@ -77,7 +77,7 @@ PADDED: tuple[Item, ...] = ((1,), (0,), (0,), (1,))
         ("document-128", (LONG, (1,)), "store after the last queue slot"),  # and gives no queue slot back meanwhile
         ("chained", (LONG[1:], (1,)), "store after the last queue slot"),
         ("one tag", ((3,),), "give the turn on"),
-        ("gated", ((2, 1), (1,)), "tell of the end"),
+        ("gated", ((2, 1), (1,)), "count tiles"),
     ],
 )
 def test_roles_that_would_wait_for_each_other(name: str, items: tuple[Item, ...], broken: str) -> None:
