@@ -13,12 +13,13 @@ from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, Problem
 from maskc.boundary import BoundaryVectors
 from maskc.runtime import hopper, ops
+from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.merge import merge
 from maskc.runtime.overlap import Gradients, Overlapped
 from maskc.runtime.overlap_kernels import backward_block, forward_block
-from maskc.runtime.overlap_plan import Cut, OverlapPlan
+from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import Kind, Word, last_value
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
@@ -66,9 +67,9 @@ class Beside(Overlapped):
         if self.receiving:
             with self.queues.on("copy"):
                 self.transport.receive()
-            for reader in self.transport.lends:
-                word = Word("sent", self.plan.rank, reader)
-                self.queues.put("copy", self.transport.address(word), last_value("sent", self.epoch))
+            words = (Word("sent", self.plan.rank, reader) for reader in self.transport.lends)
+            value = last_value("sent", self.epoch) & 0xFFFFFFFF
+            self.queues.words("copy", [StreamWord(False, self.transport.address(word), value) for word in words])
         return made
 
 
@@ -125,13 +126,13 @@ class Rank:
 
     def copies(self, direction: str = "forward") -> None:
         """The planned copies of keys with their flags, and the compute stream behind them."""
-        self._pull(self.rank.forward_cut if direction == "forward" else self.rank.backward_cut)
+        self.rank.copy_keys(self.rank.forward_cut if direction == "forward" else self.rank.backward_cut, 0)
         self.queues.follow("compute", "copy")
 
     def exchange(self) -> None:
         """All that is copied for a backward call, both directions at once, and the sum."""
         cut = self.rank.backward_cut
-        self._pull(cut)
+        self.rank.copy_keys(cut, 0)
         with self.queues.on("copy"):
             self.link.receive()
         self.sends()
@@ -160,12 +161,6 @@ class Rank:
         """The way of own keys to where the gated kernel reads them."""
         if self._own[direction] is None:
             self.rank.settle(self.k, self.v)
-
-    def _pull(self, cut: Cut) -> None:
-        for piece in cut.pieces:
-            with self.queues.on("copy"):
-                self.rank.pull(cut, piece, 0)
-            self.queues.put("copy", self.rank.address(cut, Word("flag", self.order.rank, piece)), self.rank.epoch)
 
     def peer_by_peer(self) -> tuple[Tensor, Tensor]:
         """Chunks of one peer after another; each part is attended to when it is there, results are merged."""

@@ -221,9 +221,9 @@ class StreamWord(NamedTuple):
 
 def stream_words(words: Sequence[StreamWord], stream: int) -> None:
     """Enqueue that the words are waited for and written one after the other, in one operation of `stream`."""
-    if len(words) == 1:
-        only = words[0]
-        (wait_value if only.waits else write_value)(only.address, only.value, stream)
+    if len(words) <= 1:
+        for waits, address, value in words:
+            (wait_value if waits else write_value)(address, value, stream)
         return
     packed = b"".join(_MEMORY_OPERATION.pack(1 if w.waits else 2, w.address, w.value, _AT_LEAST if w.waits else 0) for w in words)
     if status := _stream_calls().words(stream, len(words), packed, 0):
