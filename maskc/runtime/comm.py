@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -242,13 +243,21 @@ def check_refusals(refused: Sequence[bool]) -> None:
 
 
 def gather_numbers(peer: Peer, mine: Sequence[int], device: torch.device, what: str) -> list[list[int]]:
-    """Every rank's integers (as many on each)."""
-    own = torch.tensor(mine, dtype=torch.int64, device=device)
-    rows = [torch.empty_like(own) for _ in range(peer.world)]
-    with named_failure(what, peer):
-        work = dist.all_gather(rows, own, group=peer.group, async_op=True)
-        work.wait(timedelta(seconds=group_timeout(peer)))  # named, it ends waiting over NCCL too, whose waits are the stream's
-    return [row.tolist() for row in rows]
+    """Every rank's integers (as many on each). The host waits for them, but not for what its GPU still has to do."""
+    with torch.cuda.stream(_aside(device)) if device.type == "cuda" else nullcontext():
+        own = torch.tensor(mine, dtype=torch.int64, device=device)
+        rows = [torch.empty_like(own) for _ in range(peer.world)]
+        with named_failure(what, peer):
+            work = dist.all_gather(rows, own, group=peer.group, async_op=True)
+            work.wait(
+                timedelta(seconds=group_timeout(peer))
+            )  # named, it ends waiting over NCCL too, whose waits are the stream's
+        return [row.tolist() for row in rows]
+
+
+@cache
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def _number(value: object) -> int:

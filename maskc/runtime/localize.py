@@ -108,13 +108,18 @@ def localize(
     key_ranges = keys.ranges(tuple(key_chunks))
     nk = sum(stop - start for start, stop in key_ranges)
 
-    def local(t: torch.Tensor | None) -> torch.Tensor | None:
-        return None if t is None else row_map(take(t, key_ranges, -1))
-
+    present = [t for t in v.tensors if t is not None]
+    mapped = iter(_separate(row_map(take(torch.stack(present), key_ranges, -1))) if present else ())
     blocks = None if v.blocks is None else local_blocks(v.blocks, rows.ranges(tuple(row_chunks)), key_ranges)
-    lts, lte, uts, ute, diag = map(local, v.tensors)
+    lts, lte, uts, ute, diag = (None if t is None else next(mapped) for t in v.tensors)
     elsewhere = None if seen is None else take(seen, key_ranges, -1)
     return BoundaryVectors(row_map.length, nk, v.batch, v.heads, False, lts, lte, uts, ute, diag, blocks, elsewhere)
+
+
+def _separate(stacked: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Its parts, each as aligned as a tensor of its own."""
+    parts = stacked.unbind()
+    return parts if parts[0].numel() % 32 == 0 else [part.clone() for part in parts]
 
 
 @remembered

@@ -69,28 +69,31 @@ class Planned:
         come sooner.
         """
         start = self.ready - eager * self.spent
-        by_start = np.argsort(start, kind="stable")
-        begins = start[by_start]
-        at = int(np.searchsorted(begins, 0.0, side="right"))
-        there = np.sort(by_start[:at]).tolist()
-        if at == len(begins):
-            return np.arange(at)
-        ready, spent, later, begins = self.ready.tolist(), self.spent.tolist(), by_start.tolist(), begins.tolist()
-        free = [0.0] * processors
-        order: list[int] = []
+        late = np.flatnonzero(start > 0.0)
+        if not len(late):
+            return np.arange(len(start))
+        late = late[np.argsort(start[late], kind="stable")]
+        begins, later = start[late].tolist(), late.tolist()
+        there, came = np.flatnonzero(start <= 0.0).tolist(), list[int]()
+        ready, spent = self.ready.tolist(), self.spent.tolist()
+        free, order = [0.0] * processors, list[int]()
+        taken = at = 0  # of those that are there from the start, of those that come later
         while at < len(later):
             clock = free[0]
             while at < len(later) and begins[at] <= clock:
-                heappush(there, later[at])
+                heappush(came, later[at])
                 at += 1
-            if there:
-                item = heappop(there)
+            if came and (taken == len(there) or came[0] < there[taken]):
+                item = heappop(came)
+            elif taken < len(there):
+                item = there[taken]
+                taken += 1
             else:
                 item = later[at]
                 at += 1
             order.append(item)
             heapreplace(free, max(clock, ready[item]) + spent[item])
-        return np.array(order + sorted(there), dtype=np.int64)
+        return np.array(order + sorted(came + there[taken:]), dtype=np.int64)
 
     def ends(self, order: Ints, processors: int) -> Floats:
         """When each item is done where they are taken in this order."""
