@@ -22,6 +22,8 @@ import torch
 from maskc.diagnostics import MaskcError, error
 
 TENSOR_MAP_BYTES = 128
+MOST_WORDS = 255
+"""That the driver takes in one operation of a stream."""
 SHARED_WITHOUT_ASKING = 48 * 1024  # dynamic shared memory that needs no attribute
 Dim3 = tuple[int, int, int]
 
@@ -220,14 +222,16 @@ class StreamWord(NamedTuple):
 
 
 def stream_words(words: Sequence[StreamWord], stream: int) -> None:
-    """Enqueue that the words are waited for and written one after the other, in one operation of `stream`."""
+    """Enqueue that the words are waited for and written one after the other, in one operation of `stream` for MOST_WORDS."""
     if len(words) <= 1:
         for waits, address, value in words:
             (wait_value if waits else write_value)(address, value, stream)
         return
-    packed = b"".join(_MEMORY_OPERATION.pack(1 if w.waits else 2, w.address, w.value, _AT_LEAST if w.waits else 0) for w in words)
-    if status := _stream_calls().words(stream, len(words), packed, 0):
-        raise _failed("cuStreamBatchMemOp", status)
+    for at in range(0, len(words), MOST_WORDS):
+        some = words[at : at + MOST_WORDS]
+        packed = b"".join(_MEMORY_OPERATION.pack(1 if w.waits else 2, w.address, w.value, _AT_LEAST if w.waits else 0) for w in some)
+        if status := _stream_calls().words(stream, len(some), packed, 0):
+            raise _failed("cuStreamBatchMemOp", status)
 
 
 _UNIFIED, _AT_LEAST = 4, 0  # CU_MEMORYTYPE_UNIFIED, CU_STREAM_WAIT_VALUE_GEQ

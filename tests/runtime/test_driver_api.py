@@ -150,6 +150,11 @@ def test_stream_words_go_in_one_operation(stub_library: Path, tmp_path: Path) ->
     ]
 
 
+def test_more_stream_words_than_the_driver_takes_at_once(stub_library: Path, tmp_path: Path) -> None:
+    got = calls(stub_library, tmp_path, "d.stream_words([d.StreamWord(False, 64, 7)] * 600, 5)")
+    assert [line.split()[0] for line in got[1:] if " words on " in line] == ["255", "255", "90"]
+
+
 def test_copies_name_both_ends(stub_library: Path, tmp_path: Path) -> None:
     program = """
 d.copy(64, 128, 32, 5)
