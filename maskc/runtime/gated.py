@@ -70,9 +70,9 @@ def backward(
 
 
 @remembered
-def orders(plan: AttentionPlan, part: int, heads: tuple[int, int]) -> tuple[OverlapPlan, ...]:
-    """The visit order of every rank. heads: of queries and keys."""
-    return tuple(overlap_plan(plan, r, part, heads) for r in range(plan.world))
+def visit_order(plan: AttentionPlan, rank: int, part: int, heads: tuple[int, int]) -> OverlapPlan:
+    """`overlap_plan`, which the layers of a batch share. heads: of queries and keys."""
+    return overlap_plan(plan, rank, part, heads)
 
 
 def key_shape(k: Tensor, v: Tensor) -> KeyShape:
@@ -86,7 +86,7 @@ def _way(call: Call) -> Direct:
 
 
 def _order(call: Call, q: Tensor, k: Tensor) -> OverlapPlan:
-    return orders(call.plan, call.part, (q.shape[2], k.shape[2]))[call.peer.rank]
+    return visit_order(call.plan, call.peer.rank, call.part, (q.shape[2], k.shape[2]))
 
 
 def local_mask(call: Call, q: Tensor, k: Tensor) -> BoundaryVectors:
