@@ -18,6 +18,7 @@ from itertools import pairwise
 from math import gcd
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from maskc.boundary import BlockTable, BoundaryVectors
@@ -61,6 +62,9 @@ class RowMap:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """L(x), elementwise: int32 of any shape to int32 of that shape. Values outside [0, length] are clipped first."""
         x = x.clamp(0, self.bounds[-1])
+        if x.device.type == "cpu":  # one look-up, where each operation costs as much
+            below = np.cumsum(np.repeat(self.own[:-1], np.diff(self.bounds)), dtype=np.int32)
+            return torch.from_numpy(np.concatenate((np.zeros(1, np.int32), below))).index_select(0, x.flatten()).view(x.shape)
         table = torch.tensor((self.bounds, self.before, self.own), dtype=torch.int32).to(x.device, non_blocking=True)
         if self.chunk is not None:
             at = (x // self.chunk).clamp_(max=len(self.own) - 1)

@@ -93,7 +93,9 @@ class Planned:
                 at += 1
             order.append(item)
             heapreplace(free, max(clock, ready[item]) + spent[item])
-        return np.array(order + sorted(came + there[taken:]), dtype=np.int64)
+        left = np.ones(len(start), dtype=np.bool_)
+        left[order] = False
+        return np.concatenate((np.array(order, dtype=np.int64), np.flatnonzero(left)))
 
     def ends(self, order: Ints, processors: int) -> Floats:
         """When each item is done where they are taken in this order."""
