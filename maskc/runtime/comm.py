@@ -249,14 +249,14 @@ def gather_numbers(peer: Peer, mine: Sequence[int], device: torch.device, what: 
         rows = [torch.empty_like(own) for _ in range(peer.world)]
         with named_failure(what, peer):
             work = dist.all_gather(rows, own, group=peer.group, async_op=True)
-            work.wait(
-                timedelta(seconds=group_timeout(peer))
-            )  # named, it ends waiting over NCCL too, whose waits are the stream's
+            # named, a timeout ends waiting over NCCL too, whose waits are the stream's
+            work.wait(timedelta(seconds=group_timeout(peer)))
         return [row.tolist() for row in rows]
 
 
 @cache
 def _aside(device: torch.device) -> torch.cuda.Stream:
+    """A stream on which nothing else is enqueued."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
