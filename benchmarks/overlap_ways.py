@@ -21,10 +21,8 @@ from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_kernels import backward_block, forward_block
-from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
-from maskc.runtime.protocol import Word
 
 ON_GPUS = torch.cuda.is_available()
 WHOLE_TILES = 384
@@ -151,20 +149,13 @@ def alone(rank: Rank, p: AttentionPlan) -> Alone:
             over.attend_backward(local, q, out, lse, dout, call.scale, gated=True, there=True, own=own_backward, whole=whole)
         ]
 
-    def pulls(cut: Cut) -> None:
-        over.queues.follow("copy", "compute")
-        with over.queues.on("copy"):
-            for piece in cut.pieces:
-                over.pull(cut, piece, 0)
-                over.queues.put("copy", over.address(cut, Word("flag", over.plan.rank, piece)), over.epoch)
-
     def keys() -> tuple[Tensor, Tensor]:
-        pulls(over.forward_cut)
+        over.copy_keys(over.forward_cut, 0)
         over.queues.follow("compute", "copy")
         return q, q
 
     def both(out: Tensor, lse: Tensor) -> None:
-        pulls(over.backward_cut)
+        over.copy_keys(over.backward_cut, 0)
         over.queues.follow("send", "compute")
         with over.queues.on("send"):
             for piece in over.backward_cut.pieces:
@@ -188,21 +179,24 @@ def gathered(rank: Rank, p: AttentionPlan, exchange: bool = True) -> Run:
     local = localize(vectors, p.rows, p.rows.chunks_of(rank.peer.rank), p.keys, columns, rank.device)
     tables = ops.backend_module("hopper").schedule(local, HEAD_DIM) if ON_GPUS else ()
     own = [t.transpose(0, 1).contiguous() for t in (k, v)]  # rows of a rank are one piece
-    whole = [torch.zeros(world * t.shape[0], *t.shape[1:], dtype=t.dtype, device=t.device) for t in own]
+    whole = [t.new_empty(world * t.shape[0], *t.shape[1:]) for t in own]
     keys, values = (t.transpose(0, 1) for t in whole)
     scale = HEAD_DIM**-0.5
 
     def gather() -> None:
-        if exchange:
-            for into, mine in zip(whole, own, strict=True):
-                dist.all_gather_into_tensor(into, mine, group=group)
+        for into, mine in zip(whole, own, strict=True):
+            dist.all_gather_into_tensor(into, mine, group=group)
+
+    gather()  # the kernel alone works on the same keys: on others it draws another power, and runs at another clock
 
     def forward() -> tuple[Tensor, Tensor]:
-        gather()
+        if exchange:
+            gather()
         return ops.forward(local, q, keys, values, scale, schedule=tables)
 
     def backward(out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-        gather()
+        if exchange:
+            gather()
         dq, *grads = ops.backward(local, q, keys, values, out, lse, dout, None, scale, schedule=tables)
         if not exchange:
             return dq, *grads
