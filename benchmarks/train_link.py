@@ -107,7 +107,6 @@ class Link:
     by_parts = False
     near = False
     streams = 1
-    streams = 1
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
