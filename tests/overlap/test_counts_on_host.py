@@ -20,16 +20,14 @@ from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import exchange, hopper_bwd
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import COPY_CTAS, Overlapped
-from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import Units, backward_tables, expected_arrivals
-from maskc.runtime.plan import plan
 from maskc.runtime.protocol import PARTS, told
-from maskc.runtime.transport import HostQueues, KeyShape, Loopback
+from maskc.runtime.transport import HostQueues, KeyShape
 from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
-from tests.dist.cases import Case, vectors
+from tests.dist.cases import Case
+from tests.overlap.looped import CPU, looped
 
-CPU = torch.device("cpu")
 SPEC = replace(select_backward(MaskForm(lts=True), 128, "bf16"), gated=True)
 _AROUND = """
 constexpr int THREADS = 1, LOADS = 1;
@@ -100,11 +98,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[exchange._CopyParams]:
 def test_two_kernels_that_count_side_by_side(library: ctypes.CDLL, launched: list[exchange._CopyParams], seed: int) -> None:
     """Every few tiles are seen by no row: those are counted without a look at the flags of their keys."""
     rng, epoch, splits = random.Random(seed), 1, 1 + seed % 2
-    v = vectors(Case(3, 1500, seed, "lts", heads=(4, 2, 1)))
-    p = plan(v, world_size=3, chunk=100)
-    order = overlap_plan(p, 1)
     shape = KeyShape(1, 2, 16, 16, torch.float32)
-    link = Loopback(p.keys, 1, order.sources, shape, pinned=False, lends=order.lends)
+    v, p, order, link, _ = looped(Case(3, 1500, seed, "lts", heads=(4, 2, 1)), 100, shape)
     rank = Overlapped(order, p.keys, shape, link, HostQueues(), CPU, groups=1 + seed // 2 % 2)
     rank.epoch = epoch
     for peer in order.sources:
@@ -157,16 +152,8 @@ def test_two_kernels_that_count_side_by_side(library: ctypes.CDLL, launched: lis
 def test_gradients_that_leave_as_a_whole(library: ctypes.CDLL, seed: int) -> None:
     """Random masks, sizes of chunks, and times of arrival, lane by lane, against the sum on the host; the rest is left to it."""
     rng, epoch, heads, batch, dim = random.Random(seed), 3, (1, 2, 3, 8, 16)[seed % 5], 1 + seed % 2, SPEC.head_dim
-    v = vectors(Case(3, 1500, seed, "lts", heads=(4, 2, 1)))
-    p = plan(v, world_size=3, chunk=(128, 256, 100)[seed % 3])
-    order = overlap_plan(p, 1)
     shape = KeyShape(batch, heads, dim, dim, torch.float32)
-    link = Loopback(p.keys, 1, order.sources, shape, pinned=False, lends=order.lends)
-    sums = GradientSum(order, p.keys, shape, link, CPU)
-    staged = {(r, c): link.staged(r, c) for r, chunks in order.lends for c in chunks}
-    for pair in staged.values():
-        for t in pair:
-            t.normal_()
+    _, p, order, _, sums = looped(Case(3, 1500, seed, "lts", heads=(4, 2, 1)), (128, 256, 100)[seed % 3], shape)
     block = order.slots[order.own - 1].start // SPEC.block_kv + 1 if order.own else 0
     came = torch.tensor([told(epoch, rng.choice((0, 3, PARTS))) for _ in order.lends], dtype=torch.int32)
     tiles = sums.lent(block, SPEC.block_kv, [came.data_ptr() + 4 * i for i in range(len(came))])

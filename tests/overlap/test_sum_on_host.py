@@ -11,14 +11,11 @@ import torch
 from maskc.codegen.exchange import THREADS, exchange_source
 from maskc.runtime import exchange
 from maskc.runtime.exchange import Added, SumTable
-from maskc.runtime.overlap_plan import overlap_plan
-from maskc.runtime.overlap_sum import GradientSum
-from maskc.runtime.plan import plan
-from maskc.runtime.transport import KeyShape, Loopback
+from maskc.runtime.transport import KeyShape
 from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
-from tests.dist.cases import Case, vectors
+from tests.dist.cases import Case
+from tests.overlap.looped import CPU, looped
 
-CPU = torch.device("cpu")
 DIM, TILE = 64, 32
 _AROUND = """
 constexpr int THREADS = {threads};
@@ -52,15 +49,8 @@ def test_sums_are_those_of_the_host(library: ctypes.CDLL, monkeypatch: pytest.Mo
     """Rows of tiles that are added already stay as they are, and their own parts may be anything."""
     epoch, batch, heads, splits = 5, 1 + seed % 2, 2, 1 if seed % 4 else 3
     torch.manual_seed(seed)
-    v = vectors(Case(3, 600, seed, "lts", heads=(2, 2, 1)))
-    p = plan(v, world_size=3, chunk=(32, 48, 40)[seed % 3])
-    order = overlap_plan(p, 1)
     shape = KeyShape(batch, heads, DIM, DIM, torch.float32)
-    link = Loopback(p.keys, 1, order.sources, shape, pinned=False, lends=order.lends)
-    sums = GradientSum(order, p.keys, shape, link, CPU)
-    for reader, chunks in order.lends:
-        for t in (t for c in chunks for t in link.staged(reader, c)):
-            t.normal_()
+    _, p, order, _, sums = looped(Case(3, 600, seed, "lts", heads=(2, 2, 1)), (32, 48, 40)[seed % 3], shape)
     made = [torch.randn(splits, batch, heads, order.rows, DIM) for _ in range(2)]
     want = [torch.zeros(batch, p.keys.local_length(1), heads, DIM) for _ in range(2)]
     sums.add_on_host((made[0], made[1]), (want[0], want[1]))
