@@ -1,6 +1,6 @@
 """What of the exchange of keys and gradients hides behind attention: one rank on one GPU, others in pinned host memory.
 
-    python -m benchmarks.overlap [--timeout 110] [--out benchmarks/results/overlap.json] [--dry]
+    python -m benchmarks.overlap [--timeout 110] [--out benchmarks/results/overlap.json] [--resume] [--dry]
 
 Per cell (mask, length, key heads, ranks, link): the rank that receives most, under the balanced plan. In turn, in random
 order, forward and backward: attention alone (the gated kernel, every chunk there), the same with flags to look at, the
@@ -10,19 +10,20 @@ assignment, then attended to, and (forward) chunks of one peer after another wit
 
 Backward, the copies are those of keys and of the gradients of others in one direction, own gradients for others in the
 other direction at the same time, and the sum. E = 1 - exposed / copies with exposed = overlapped - attention, of medians,
-never clamped, with a 95 % interval from resampling; hidden / min = (attention + copies - overlapped) /
-min(attention, copies). The way of own keys into the buffer counts as exposed, where the kernel does not read them in
-place. e_possible, hidden_possible: what no order of work could beat (`benchmarks.overlap_bounds`). What the gate costs: with
-flags that are all there, against none looked at (gate_overhead, in pairs behind each other, with its interval), and against
-the kernel without a gate, which takes its tiles in another order (against_no_gate). against_copy_first: the step over that of
-"copy-then-attend", in pairs where they are close. A link of half the rate copies every chunk twice.
---dry lists the cells with the model's times. --gpus N runs `benchmarks.overlap_gpus` instead.
+never clamped, with a 95 % interval from resampling of rounds; hidden / min = (attention + copies - overlapped) /
+min(attention, copies). Rounds go on while an interval is wide, and longest where what is asked for lies in it. The way of own
+keys into the buffer counts as exposed, where the kernel does not read them in place. e_possible, hidden_possible: what no order
+of work could beat (`benchmarks.overlap_bounds`). What the gate costs: with flags that are all there, against none looked at
+(gate_overhead, in pairs behind each other, with its interval), and against the kernel without a gate, which takes its tiles in
+another order (against_no_gate). against_copy_first: the step over that of "copy-then-attend", in pairs where they are close. A
+link of half the rate copies every chunk twice. --dry lists the cells with the model's times. With more than one GPU, a process
+for each with the same --claims and an --out of its own, then --merge. --gpus N runs `benchmarks.overlap_gpus` instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,8 @@ from benchmarks.overlap_bars import GATE, HALF, HIDDEN, MOST_HIDDEN, WHOLE
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, MASKS, Cell, Problem, cells, everything_gathered, problem
 from benchmarks.overlap_rank import Rank
-from benchmarks.overlap_times import Runs, Stopwatch, figures, interval, median_of
+from benchmarks.overlap_record import Record, claim, merged
+from benchmarks.overlap_times import Runs, Stopwatch, Times, figures, interval, median_of
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import OutDtype
@@ -52,9 +54,13 @@ from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.overlap_model import backward_times, flows, forward_times
 
 EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
+KEPT = 48 << 30
+"""Bytes that the allocator may keep from one cell to the next: memory grows slowly."""
 BASELINES = ("dual-chunk gather", "peer by peer")
 ASIDE = ("flags set", "no gate", "own keys", "keys", "sends", "sum", *BASELINES)
 """What few figures need."""
+NARROW = 0.03
+"""Width of an interval from which it need not become narrower."""
 CLOSE = 0.9
 """Share of the time of "copy-then-attend" from which the two are compared in pairs."""
 
@@ -94,15 +100,33 @@ def measure(pairing: Pairing, seconds: float, direction: str) -> list[dict[str, 
     if whole is not None:
         runs["dual-chunk gather"] = partial(getattr(whole, direction), "copy-then-attend")
     watch = Stopwatch(runs, queues, ours.rank.finish)
-    times = watch.rounds(seconds, ASIDE)
+    times = watch.rounds(partial(worth, direction, seconds), ASIDE)
     copies()  # its flags are those that "flags set" looks at
-    ratios = {"gate": watch.ratios("attention", "flags set", seconds / 2)}
+    ratios = {"gate": watch.ratios("attention", "flags set", seconds / 2, 1 + GATE)}
     if statistics.median(times["gated"]) > CLOSE * statistics.median(times["copy-then-attend"]):
-        ratios["first"] = watch.ratios("copy-then-attend", "gated", seconds / 2)
+        ratios["first"] = watch.ratios("copy-then-attend", "gated", seconds / 2, 1.0)
     results = watch.results
     pairs = (p for name in EXECUTORS for p in _bits(direction, results[name], results["copy-then-attend"]))
     same = all(torch.equal(a, b) for a, b in pairs)
     return _rows(pairing, direction, times, ratios, len(cut.pieces), same)
+
+
+def worth(direction: str, seconds: float, times: Times) -> float:
+    """Seconds that rounds of a cell may take.
+
+    None once its figure is known well enough, twice as many where it is not known whether the bar is reached.
+    """
+    attention, copies = (statistics.median(times[n]) for n in ("attention", "copies"))
+    if copies <= 0:
+        return seconds
+    ratio, (low, high) = copies / attention, interval(times, "gated")
+    if ratio > WHOLE:  # hidden / attention is E * copies / attention
+        bar, low, high = MOST_HIDDEN, low * ratio, high * ratio
+    else:
+        bar = HIDDEN[direction] if ratio >= HALF else math.inf
+    if low <= bar <= high:
+        return 2 * seconds
+    return 0.0 if high - low <= NARROW else seconds
 
 
 def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -113,7 +137,7 @@ def _bits(direction: str, a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
 def _rows(
     pairing: Pairing,
     direction: str,
-    times: dict[str, list[float]],
+    times: Times,
     ratios: dict[str, list[float]],
     pieces: int,
     same: bool,
@@ -236,15 +260,23 @@ def dry(cell: Cell) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--timeout", type=float, default=110.0, help="seconds; cells that are not reached are named")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of measurement per cell and direction")
+    parser.add_argument(
+        "--seconds", type=float, default=0.6, help="of rounds per cell and direction, twice that where it is close"
+    )
     parser.add_argument("--cells", type=int, nargs="+", help="numbers of the cells to run, from 0, in this order")
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--longest", type=int, default=262_144, help="leave out longer sequences")
     parser.add_argument("--directions", nargs="+", default=["forward", "backward"], choices=("forward", "backward"))
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/overlap.json"))
+    parser.add_argument("--resume", action="store_true", help="run only what OUT does not have of these kernels")
+    parser.add_argument("--claims", type=Path, help="a file by which several processes, one per GPU, deal cells among them")
+    parser.add_argument("--merge", type=Path, nargs="+", help="write the rows of these files to OUT; nothing is run")
     parser.add_argument("--gpus", type=int, default=1, help="more than one: benchmarks.overlap_gpus")
     args = parser.parse_args()
+    if args.merge:
+        merged(args.out, args.merge).write()
+        return
     if args.gpus > 1:
         from benchmarks import overlap_gpus
 
@@ -257,33 +289,43 @@ def main() -> None:
             print(dry(cell), flush=True)
         return
     deadline = time.monotonic() + args.timeout
+    record = Record(args.out, {"device": torch.cuda.get_device_name(), **digests()})
+    if args.resume:
+        record.resume()
     compile_all(sources(args.masks))
-    device = torch.device("cuda", torch.cuda.current_device())
-    record: dict[str, Any] = {"device": torch.cuda.get_device_name(), **digests(), "rows": []}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     left = []
     for cell in chosen:
-        started = time.monotonic()
-        made = problem(cell) if started < deadline else None
-        if made is not None and not made.order.pulls:
-            continue  # no rank needs keys of another
-        pairing = None if made is None else Pairing(made, device)
-        for direction in args.directions:
-            if pairing is None or time.monotonic() > deadline:
-                left.append(f"{cell} {direction}")
-                continue
-            try:
-                rows = measure(pairing, args.seconds, direction)
-            except MaskcError as problem_found:
-                print(f"{cell} {direction}: {problem_found} {getattr(problem_found, '__notes__', '')}", flush=True)
-                continue
-            record["rows"] += rows
-            print(f"{line(cell, rows)}  ({time.monotonic() - started:.1f} s)", flush=True)
-            args.out.write_text(json.dumps(record, indent=1) + "\n")
-        pairing = None
-        torch.cuda.empty_cache()
+        wanted = [d for d in args.directions if not record.has(cell, d)]
+        if wanted and claim(args.claims, cell):
+            left += run(cell, wanted, record, args.seconds, deadline)
     if left:
         print(f"not reached in {args.timeout:.0f} s: {len(left)}, from {left[0]}")
+
+
+def run(cell: Cell, directions: list[str], record: Record, seconds: float, deadline: float) -> list[str]:
+    """Puts the rows of a cell into the record; what was not reached."""
+    started = time.monotonic()
+    if started > deadline:
+        return [f"{cell} {direction}" for direction in directions]
+    made = problem(cell)
+    if not made.order.pulls:
+        return []  # no rank needs keys of another
+    device = torch.device("cuda", torch.cuda.current_device())
+    if torch.cuda.memory_reserved() > KEPT:
+        torch.cuda.empty_cache()
+    pairing, left = Pairing(made, device), []
+    for direction in directions:
+        if time.monotonic() > deadline:
+            left.append(f"{cell} {direction}")
+            continue
+        try:
+            rows = measure(pairing, seconds, direction)
+        except MaskcError as found:
+            print(f"{cell} {direction}: {found} {getattr(found, '__notes__', '')}", flush=True)
+            continue
+        record.put(rows)
+        print(f"{line(cell, rows)}  ({time.monotonic() - started:.1f} s)", flush=True)
+    return left
 
 
 if __name__ == "__main__":

@@ -18,14 +18,15 @@ from maskc.runtime.transport import CudaQueues
 
 CLOCK = 1.98e9
 """Cycles per second of the GPU."""
-FEWEST, MOST = 7, 40
-"""Rounds of a cell."""
-SELDOM = 3
-"""Rounds of which one has what few figures need."""
+FEWEST, FEWEST_LONG, MOST = 15, 5, 60
+"""Rounds of a cell; of one where something takes longer than LONG."""
+LONG = 50.0
+"""Milliseconds."""
 FEWEST_PAIRS, MOST_PAIRS = 5, 40
 SIDES: tuple[Stream, Stream] = ("copy", "send")
 Runs = dict[str, Callable[[], Any]]
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
+Times = dict[str, list[float]]
 
 
 class Stopwatch:
@@ -52,26 +53,33 @@ class Stopwatch:
                     raise
                 self._issue[name] = min(took, 50e-3) if again else took
 
-    def rounds(self, seconds: float, seldom: Collection[str] = ()) -> dict[str, list[float]]:
-        """Milliseconds of every run in every round, in random order, as many rounds as fit; `seldom`: not in each of them."""
-        rng, events = random.Random(0), list[tuple[str, Events]]()
-        until, rounds = time.monotonic() + seconds, 0
-        while rounds < FEWEST or (time.monotonic() < until and rounds < MOST):
-            names = [n for n in self.runs if n not in seldom or rounds % SELDOM == 0]
+    def rounds(self, worth: Callable[[Times], float], seldom: Collection[str] = ()) -> Times:
+        """Milliseconds of every run in every round, in random order.
+
+        worth: seconds that may be spent, by the times so far. seldom: not in each round; few figures need them.
+        """
+        rng, started = random.Random(0), time.monotonic()
+        out: Times = {name: [] for name in self.runs}
+        rounds, fewest = 0, FEWEST
+        while rounds < fewest or (rounds < MOST and time.monotonic() - started < worth(out)):
+            names = [n for n in self.runs if n not in seldom or rounds % (fewest // 5 + 1) == 0]
             rounds += 1
-            for name in rng.sample(names, len(names)):
-                events.append((name, self._enqueue(name)))
+            events = [(name, self._enqueue(name)) for name in rng.sample(names, len(names))]
             self._wait()
-        out: dict[str, list[float]] = {name: [] for name in self.runs}
-        for name, (start, end) in events:
-            out[name].append(start.elapsed_time(end))
+            for name, (start, end) in events:
+                out[name].append(start.elapsed_time(end))
+            if max(times[0] for times in out.values()) > LONG:
+                fewest = FEWEST_LONG
         return out
 
-    def ratios(self, a: str, b: str, seconds: float) -> list[float]:
-        """Time of b over that of a, each from a, b, b, a behind each other, so that a drift of the clock cancels out."""
+    def ratios(self, a: str, b: str, seconds: float, bar: float) -> list[float]:
+        """Time of b over that of a, each from a, b, b, a behind each other, so that a drift of the clock cancels out.
+
+        bar: on which side of it the ratio is, is to be told where there is time for it.
+        """
         out: list[float] = []
         until = time.monotonic() + seconds
-        while len(out) < FEWEST_PAIRS or (time.monotonic() < until and len(out) < MOST_PAIRS):
+        while len(out) < FEWEST_PAIRS or (len(out) < MOST_PAIRS and time.monotonic() < until and _open(out, bar)):
             events = [self._enqueue(name) for name in (a, b, b, a)]
             self._wait()
             first, second, third, fourth = (start.elapsed_time(end) for start, end in events)
@@ -106,8 +114,8 @@ def figures(t: dict[str, float], name: str) -> dict[str, float | None]:
     }
 
 
-def interval(times: dict[str, list[float]], name: str) -> tuple[float, float]:
-    """95 % of E over resampled medians."""
+def interval(times: Times, name: str) -> tuple[float, float]:
+    """95 % of E over resampled medians; what was timed in the same rounds is drawn together."""
     drawn = {n: _medians(times[n]) for n in ("attention", "copies", name)}
     low, high = np.percentile(1 - (drawn[name] - drawn["attention"]) / drawn["copies"], (2.5, 97.5))
     return float(low), float(high)
@@ -117,6 +125,11 @@ def median_of(values: Sequence[float]) -> tuple[float, float, float]:
     """The median and 95 % of it over resampling."""
     low, high = np.percentile(_medians(values), (2.5, 97.5))
     return statistics.median(values), float(low), float(high)
+
+
+def _open(ratios: Sequence[float], bar: float) -> bool:
+    _, low, high = median_of(ratios)
+    return low <= bar <= high
 
 
 def _medians(values: Sequence[float]) -> Any:

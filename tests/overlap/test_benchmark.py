@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchmarks import overlap, overlap_rank, overlap_times
 from benchmarks.overlap import dry, missed
 from benchmarks.overlap_bounds import Needs, best, forward_needs, soonest_end
 from benchmarks.overlap_cells import Cell, cells, everything_gathered, problem
+from benchmarks.overlap_record import Record, claim, merged
 from benchmarks.overlap_times import figures, interval, median_of
 from maskc.runtime.overlap_order import Heads, forward_items, head_groups
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot
@@ -39,6 +41,55 @@ def test_the_interval_holds_the_truth_and_shrinks() -> None:
     exact = {name: [values[10]] * 21 for name, values in times.items()}
     low, high = interval(exact, "gated")
     assert low == high
+
+
+def test_rounds_go_on_while_the_bar_is_in_the_interval() -> None:
+    def times(gated: float, noise: float, copies: float = 1.5) -> dict[str, list[float]]:
+        some = [noise * (i % 7 - 3) for i in range(21)]
+        return {"attention": [2 + x for x in some], "copies": [copies] * 21, "gated": [gated - x for x in some]}
+
+    assert overlap.worth("forward", 1.0, times(2.0, 0.0)) == 0.0, "E is 1, known exactly"
+    assert overlap.worth("forward", 1.0, times(2.15, 0.02)) == 2.0, "E is about 0.9"
+    assert overlap.worth("backward", 1.0, times(2.15, 0.02)) == 1.0, "0.8 is asked for, but the interval is wide"
+    assert overlap.worth("forward", 1.0, times(2.15, 0.0, 0.4)) == 0.0, "nothing is asked for"
+    assert overlap.worth("forward", 1.0, times(4.2, 0.02, 4.0)) == 2.0, "hidden / min is about 0.9, E is 0.45"
+    assert overlap.worth("forward", 1.0, times(2.0, 0.0, 0.0)) == 1.0, "nothing is copied"
+
+
+def test_a_record_keeps_cells_of_the_same_kernels(tmp_path: Path) -> None:
+    cell, other = Cell("causal", 1024, 2, 1, 2, 1), Cell("causal", 1024, 2, 1, 2, 2)
+
+    def row(of: Cell, direction: str, value: int) -> dict[str, Any]:
+        sizes = {"seqlen": of.seqlen, "heads": of.heads, "kv_heads": of.heads_kv, "world": of.world, "link": of.link}
+        return {"mask": of.mask, **sizes, "direction": direction, "value": value}
+
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    record = Record(first, {"device": "a GPU", "digest": "abc"})
+    record.put([row(cell, "forward", 1), row(cell, "forward", 2)])
+    record.put([row(other, "backward", 3)])
+    again = Record(first, record.head)
+    again.resume()
+    assert again.has(cell, "forward")
+    assert not again.has(cell, "backward")
+    assert not again.has(other, "forward")
+    again.put([row(cell, "forward", 4)])
+    assert [r["value"] for r in again.rows] == [3, 4]
+    Record(second, record.head, [row(other, "backward", 5)]).write()
+    whole = merged(tmp_path / "c.json", [first, second])
+    assert [r["value"] for r in whole.rows] == [4, 5]
+    changed = Record(second, {**record.head, "digest": "def"}, whole.rows)
+    changed.resume()
+    assert changed.rows == [], "of other kernels"
+    changed.write()
+    with pytest.raises(ValueError, match="other kernels"):
+        merged(first, [first, second])
+
+
+def test_a_cell_is_dealt_once(tmp_path: Path) -> None:
+    cell, other = Cell("causal", 1024, 2, 1, 2, 1), Cell("causal", 1024, 2, 1, 2, 2)
+    claims = tmp_path / "claims"
+    assert [claim(claims, c) for c in (cell, cell, other, cell)] == [True, False, True, False]
+    assert claim(None, cell)
 
 
 def test_a_median_lies_in_its_interval() -> None:
