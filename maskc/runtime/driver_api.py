@@ -229,7 +229,7 @@ def stream_words(words: Sequence[StreamWord], stream: int) -> None:
         return
     for at in range(0, len(words), MOST_WORDS):
         some = words[at : at + MOST_WORDS]
-        packed = b"".join(_MEMORY_OPERATION.pack(1 if w.waits else 2, w.address, w.value, _AT_LEAST if w.waits else 0) for w in some)
+        packed = b"".join(_MEMORY_OPERATION.pack(1 if waits else 2, address, value, _AT_LEAST) for waits, address, value in some)
         if status := _stream_calls().words(stream, len(some), packed, 0):
             raise _failed("cuStreamBatchMemOp", status)
 

@@ -70,9 +70,9 @@ def backward(
 
 
 @remembered
-def visit_order(plan: AttentionPlan, rank: int, part: int, heads: tuple[int, int]) -> OverlapPlan:
+def visit_order(plan: AttentionPlan, rank: int, part: int, heads: tuple[int, int], masks: int) -> OverlapPlan:
     """`overlap_plan`, which the layers of a batch share. heads: of queries and keys."""
-    return overlap_plan(plan, rank, part, heads)
+    return overlap_plan(plan, rank, part, heads, masks)
 
 
 def key_shape(k: Tensor, v: Tensor) -> KeyShape:
@@ -86,7 +86,8 @@ def _way(call: Call) -> Direct:
 
 
 def _order(call: Call, q: Tensor, k: Tensor) -> OverlapPlan:
-    return visit_order(call.plan, call.peer.rank, call.part, (q.shape[2], k.shape[2]))
+    masks = call.vectors.batch * call.vectors.heads
+    return visit_order(call.plan, call.peer.rank, call.part, (q.shape[2], k.shape[2]), masks)
 
 
 def local_mask(call: Call, q: Tensor, k: Tensor) -> BoundaryVectors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -21,19 +20,10 @@ from maskc.runtime.exchange import Run, lent_table
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
+from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_pieces
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
 from maskc.runtime.overlap_sum import GradientSum, own_runs
-from maskc.runtime.overlap_tables import (
-    ROW_TILE,
-    BackwardTables,
-    Tables,
-    Units,
-    backward_tables,
-    choose_backward_pieces,
-    choose_pieces,
-    expected_arrivals,
-    gate_tables,
-)
+from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
 from maskc.runtime.protocol import PARTS, Word, told
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, head_major
@@ -145,8 +135,11 @@ class KeyBuffer:
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.readers = tuple(readers)
         row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
-        tiles = plan.queries * shape.batch / ROW_TILE / hopper.multiprocessors(device) if device.type == "cuda" else math.inf
-        self.forward_cut = self._cut(choose_pieces(plan, shape.heads, row_bytes, rate, tiles or math.inf), groups)
+        speed = None
+        if device.type == "cuda":
+            speed = Speed.of(shape.dim_k + shape.dim_v, shape.batch, hopper.multiprocessors(device))
+        joining = keys if transport.joins else None
+        self.forward_cut = self._cut(choose_pieces(plan, joining, shape.heads, row_bytes, rate, speed), groups)
         back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate), groups)
         together = _together(back.plan, back.groups, shape.batch)
         self.backward_cut = replace(back, together=together, first=self.forward_cut.words)

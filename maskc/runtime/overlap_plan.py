@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,17 @@ class Slot:
         return self.joined or (self.chunk,)
 
 
+class RowWork(NamedTuple):
+    """A chunk of a rank's rows, with all query heads of a batch item.
+
+    rows: times heads. need: key chunks that it sees, as bits. cells: of the mask in tiles that are computed, times heads.
+    """
+
+    rows: int
+    need: int
+    cells: float
+
+
 @dataclass(frozen=True)
 class OverlapPlan:
     """The key buffer of one rank.
@@ -51,7 +63,7 @@ class OverlapPlan:
     slots: in the order of visit and of arrival; the first `own` of them are the rank's own chunks. carried: chunks that
     the rank brings into its node for neighbours alone, in the order of copying, after its own. rows: of the buffer.
     lends: (reader, the rank's own chunks that it can see), readers ascending; backward, gradients come back from them.
-    queries: rows of the rank times query heads, of a batch item; 0 where the plan does not say.
+    work: of the rank's row chunks; none where the plan does not say how many heads there are.
     """
 
     rank: int
@@ -60,7 +72,7 @@ class OverlapPlan:
     carried: tuple[int, ...]
     rows: int
     lends: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    queries: int = 0
+    work: tuple[RowWork, ...] = ()
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -128,8 +140,14 @@ class Cut:
         return slice(group * self.group_heads, (group + groups) * self.group_heads)
 
 
-def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0, heads: tuple[int, int] | None = None) -> OverlapPlan:
-    """The visit order of one rank under one mask of the plan. heads: of queries and keys, where the plan does not say."""
+def overlap_plan(
+    plan: AttentionPlan, rank: int, part: int = 0, heads: tuple[int, int] | None = None, masks: int = 1
+) -> OverlapPlan:
+    """The visit order of one rank under one mask of the plan.
+
+    heads: of queries and keys, where the plan does not say. masks: batch items times mask heads that the plan's workloads are
+    summed over.
+    """
     of_queries, of_keys = heads or (plan.heads or 0, plan.heads_kv or 0)
     everything = frozenset(range(plan.keys.chunk_count))
     needed = [plan.needed(r, part) if plan.prune else everything for r in range(plan.world)]
@@ -139,7 +157,14 @@ def overlap_plan(plan: AttentionPlan, rank: int, part: int = 0, heads: tuple[int
         own = sum(1 << c for c in plan.keys.chunks_of(rank))
         turns = turns_of_chunks([(mask.need[r], mask.workloads[r]) for r in rows], own, plan.keys.chunk_count)
     made = visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world, turns)
-    return replace(made, queries=plan.rows.local_length(rank) * of_queries)
+    return replace(made, work=_row_work(plan, rank, part, of_queries, masks))
+
+
+def _row_work(plan: AttentionPlan, rank: int, part: int, heads: int, masks: int) -> tuple[RowWork, ...]:
+    """heads: of queries."""
+    mask, cells = plan.parts[part], heads / masks * plan.tile[0] * plan.tile[1] / plan.costs.unmasked
+    chunks = plan.rows.chunks_of(rank) if heads else ()
+    return tuple(RowWork(plan.rows.size_of(c) * heads, mask.need[c], mask.workloads[c] * cells) for c in chunks)
 
 
 def turns_of_chunks(rows: Sequence[tuple[int, int]], own: int, count: int) -> tuple[int, ...]:

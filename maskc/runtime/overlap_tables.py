@@ -19,7 +19,6 @@ from maskc.codegen.spec import KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec
 from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.exchange import on_device
-from maskc.runtime.layout import Layout
 from maskc.runtime.localize import on_host
 from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
@@ -31,7 +30,7 @@ from maskc.runtime.overlap_order import (
     soonest_backward,
     soonest_forward,
 )
-from maskc.runtime.overlap_plan import OverlapPlan, joined
+from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
 
@@ -43,14 +42,8 @@ FORWARD_RATE, BACKWARD_RATE = 950e12, 750e12
 """FLOP/s of the planned clock, more than kernels reach: a kernel that is ahead of the plan waits, one behind it does not."""
 LATE, OFFER_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
-PIECE_SECONDS, MOST_PIECES = 30e-6, 256
-"""That a copy of K takes at least, for one of half a MiB takes 3 us longer than its bytes; and how many there are at most."""
 LITTLE = 0.025
 """Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
-ENOUGH_PIECES = 32
-"""Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
-ROW_TILE = 192
-"""Rows of a tile of the forward, or thereabouts."""
 FEW_TILES = 1 << 18
 """That the host classifies itself, in a few milliseconds at most, while the GPU may still be at work."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
@@ -221,35 +214,3 @@ def _leaving(arrivals: Sequence[float]) -> list[float]:
         out.append(2 * (at - last) if at else 0.0)
         last = at or last
     return out
-
-
-def choose_pieces(plan: OverlapPlan, heads: int, row_bytes: int, rate: float, tiles: float = math.inf) -> tuple[int, int]:
-    """(groups of heads, rows from which a copy is large enough): the smallest pieces that still keep the link busy.
-
-    row_bytes: of K alone. tiles: of rows and heads, for each multiprocessor; a group of heads has one at least, for with
-    fewer the last group would leave multiprocessors without work.
-    """
-    least = _least_bytes(plan, row_bytes, rate)
-    groups = max(g for g in _possible_groups(plan, heads, row_bytes, least) if g <= max(1.0, tiles))
-    return groups, round(least / row_bytes * groups)
-
-
-def choose_backward_pieces(plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
-    """The same for the backward, whose key tiles need no other piece: the fewest groups that give ENOUGH_PIECES.
-
-    Each piece costs the host and the streams two copies that come, two that leave, and their words.
-    """
-    least = _least_bytes(plan, row_bytes, rate)
-    possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least)]
-    enough = (c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= ENOUGH_PIECES)
-    return next(enough, possible[-1])
-
-
-def _least_bytes(plan: OverlapPlan, row_bytes: int, rate: float) -> float:
-    """Of K that a piece has at least."""
-    return max(rate * PIECE_SECONDS, sum(s.rows for s in plan.pulls) * row_bytes / MOST_PIECES)
-
-
-def _possible_groups(plan: OverlapPlan, heads: int, row_bytes: int, least: float) -> list[int]:
-    total = sum(s.rows for s in plan.pulls) * row_bytes
-    return [1, *(g for g in range(2, heads + 1) if heads % g == 0 and total / g >= least)]

@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
-from maskc.runtime import overlap_tables
+from maskc.runtime import overlap_pieces, overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items, soonest_backward
 from maskc.runtime.overlap_plan import joined, overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
-    ENOUGH_PIECES,
     Units,
     backward_tables,
-    choose_backward_pieces,
-    choose_pieces,
     expected_arrivals,
 )
 from maskc.runtime.plan import plan
@@ -110,9 +107,9 @@ def test_the_backward_takes_the_fewest_groups_that_give_enough_pieces(seed: int,
     v = vectors(Case(2, 2048, seed, "lts"))
     p = plan(v, world_size=2, chunk=chunk)
     o, row_bytes = overlap_plan(p, 0), heads * 256
-    most, _ = choose_pieces(o, heads, row_bytes, rate)
-    groups, rows = choose_backward_pieces(o, p.keys, heads, row_bytes, rate)
-    least = overlap_tables._least_bytes(o, row_bytes, rate)
+    most, _ = overlap_pieces.choose_pieces(o, p.keys, heads, row_bytes, rate)
+    groups, rows = overlap_pieces.choose_backward_pieces(o, p.keys, heads, row_bytes, rate)
+    least = overlap_pieces._least_bytes(o, row_bytes, rate)
     assert rows == round(least / row_bytes * groups)
 
     def pieces(count: int) -> int:
@@ -120,9 +117,9 @@ def test_the_backward_takes_the_fewest_groups_that_give_enough_pieces(seed: int,
 
     assert heads % groups == 0
     assert groups <= most, "pieces are no smaller than those of the forward"
-    assert groups == most or pieces(groups) >= ENOUGH_PIECES
+    assert groups == most or pieces(groups) >= overlap_pieces.ENOUGH_PIECES
     fewer = [g for g in range(1, groups) if heads % g == 0]
-    assert all(pieces(g) < ENOUGH_PIECES for g in fewer)
+    assert all(pieces(g) < overlap_pieces.ENOUGH_PIECES for g in fewer)
 
 
 def test_limits_of_an_item() -> None:

@@ -1,0 +1,112 @@
+"""How the keys of a rank are cut into pieces: in how many groups of heads they come, and how many rows a copy has at least.
+
+More groups let work on the first heads start sooner; fewer pieces take less time to copy. What a forward gains by which is
+told from the plan alone, by classes of work: the row tiles of a chunk and a group of heads, of which all wait for the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from maskc.runtime.layout import Layout
+from maskc.runtime.machine import FORWARD_FLOPS
+from maskc.runtime.overlap_plan import OverlapPlan, joined
+
+PIECE_SECONDS, MOST_PIECES = 30e-6, 256
+"""That a copy of K takes at least, and how many pieces there are at most."""
+COPY_SECONDS, FLAG_SECONDS = 3e-6, 4e-6
+"""That a piece takes besides its bytes: each operation of a copy engine (K and V of one head are one), and its flag."""
+FORWARD_SPEED = 750e12
+"""FLOP/s of the forward kernel, as it is and not as its planned clock goes."""
+LEVEL = 0.005
+"""Share of the time by which more groups of heads must end sooner: fewer pieces cost the host and the gate less."""
+ENOUGH_PIECES = 32
+"""Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
+ROW_TILE = 192
+"""Rows of a tile of the forward, or thereabouts."""
+
+
+class Speed(NamedTuple):
+    """Of a GPU: seconds that one multiprocessor takes for a cell of a head, and how many there are."""
+
+    cell: float
+    processors: int
+
+    @classmethod
+    def of(cls, dims: int, batch: int, processors: int) -> Speed:
+        """dims: head dims of keys and values together."""
+        return cls(batch * FORWARD_FLOPS * dims / 2 / FORWARD_SPEED * processors, processors)
+
+
+def choose_pieces(
+    plan: OverlapPlan, keys: Layout | None, heads: int, row_bytes: int, rate: float, speed: Speed | None = None
+) -> tuple[int, int]:
+    """(groups of heads, rows from which a copy is large enough): with which a forward ends soonest.
+
+    keys: where copies may be joined. row_bytes: of K alone. speed: None where it is not known, and pieces are then the
+    smallest that still keep the link busy.
+    """
+    least = _least_bytes(plan, row_bytes, rate)
+    possible = _possible_groups(plan, heads, row_bytes, least)
+    chosen = possible[-1]
+    if speed is not None and plan.work and plan.pulls:
+        ends = {}
+        for groups in possible:
+            cut = plan if keys is None else joined(plan, keys, round(least / row_bytes * groups))
+            operations = 1 if groups == heads else 2
+            each = operations * COPY_SECONDS + FLAG_SECONDS
+            ends[groups] = expected_end(cut, groups, 2 * row_bytes / rate, each, speed)
+        soonest = min(ends.values())
+        chosen = min(groups for groups, end in ends.items() if end <= soonest * (1 + LEVEL))
+    return chosen, round(least / row_bytes * chosen)
+
+
+def expected_end(plan: OverlapPlan, groups: int, row_seconds: float, piece_seconds: float, speed: Speed) -> float:
+    """Seconds after which a forward ends, about.
+
+    row_seconds: that a row of K and V takes on the link. piece_seconds: that a piece takes besides. From when the first of
+    some tiles need not wait, they and all that can begin no sooner take as long as their work does on all multiprocessors,
+    of which some are done half a tile later than others, and no less than one of them.
+    """
+    rows = np.array([s.rows for s in plan.slots])
+    foreign = np.arange(len(rows)) >= plan.own
+    needs = np.array([[any(w.need >> c & 1 for c in s.chunks) for s in plan.slots] for w in plan.work])
+    each = np.where(foreign, rows * row_seconds / groups + piece_seconds, 0.0)
+    tiles = np.array([max(1.0, w.rows / ROW_TILE / groups) for w in plan.work])
+    tile = np.array([w.cells for w in plan.work]) * speed.cell / groups / tiles
+    share = needs * rows / np.maximum(1, (needs * rows).sum(1, keepdims=True))
+    before = (share.cumsum(1) - share) * tile[:, None]
+    waits = np.where(needs & foreign, each.cumsum() - before, -math.inf).max(1)
+    begin = np.maximum(0.0, waits + each.sum() * np.arange(groups)[:, None]).ravel()
+    order = np.argsort(begin)
+    begin, tile, tiles = begin[order], np.tile(tile, groups)[order], np.tile(tiles, groups)[order]
+    left, count = (x[::-1].cumsum()[::-1] for x in (tile * tiles, tiles))
+    shortest = np.minimum.accumulate(tile[::-1])[::-1]
+    uneven = np.where(count > speed.processors, shortest / 2, 0.0)
+    ends = begin + np.maximum(tile, left / speed.processors + uneven)
+    return float(max(ends.max(), groups * each.sum()))
+
+
+def choose_backward_pieces(plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
+    """The same for the backward, whose key tiles need no other piece: the fewest groups that give ENOUGH_PIECES.
+
+    Each piece costs the host and the streams two copies that come, two that leave, and their words.
+    """
+    least = _least_bytes(plan, row_bytes, rate)
+    possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least)]
+    enough = (c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= ENOUGH_PIECES)
+    return next(enough, possible[-1])
+
+
+def _least_bytes(plan: OverlapPlan, row_bytes: int, rate: float) -> float:
+    """Of K that a piece has at least."""
+    return max(rate * PIECE_SECONDS, sum(s.rows for s in plan.pulls) * row_bytes / MOST_PIECES)
+
+
+def _possible_groups(plan: OverlapPlan, heads: int, row_bytes: int, least: float) -> Sequence[int]:
+    total = sum(s.rows for s in plan.pulls) * row_bytes
+    return [1, *(g for g in range(2, heads + 1) if heads % g == 0 and total / g >= least)]

@@ -1,0 +1,84 @@
+"""Into how many groups of heads keys are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime.overlap_pieces import ROW_TILE, Speed, choose_pieces, expected_end
+from maskc.runtime.overlap_plan import OverlapPlan, RowWork, Slot, joined, overlap_plan
+from maskc.runtime.plan import plan
+from tests.dist.cases import Case, vectors
+
+ALONE = Speed(1.0, 1)
+"""A multiprocessor that takes a second for a cell."""
+
+
+def order(own: int, foreign: int, *work: RowWork) -> OverlapPlan:
+    """A row in each slot; chunk i is slot i."""
+    count = own + foreign
+    slots = tuple(Slot(i, 0 if i < own else 1, False, count - 1 - i, 1) for i in range(count))
+    return OverlapPlan(0, own, slots, (), count, (), work)
+
+
+def test_a_tile_begins_so_early_that_it_comes_to_its_last_piece_in_time() -> None:
+    """Copies of 10 s each; a tile of 12 cells, a third of them on each of three chunks."""
+    tile = RowWork(ROW_TILE, 0b111, 12.0)
+    assert expected_end(order(1, 2, tile), 1, 9.0, 1.0, ALONE) == 20 + 4
+    assert expected_end(order(3, 0, tile), 1, 9.0, 1.0, ALONE) == 12
+
+
+def test_work_that_need_not_wait_fills_the_time() -> None:
+    plan_ = order(1, 1, RowWork(ROW_TILE, 0b01, 30.0), RowWork(ROW_TILE, 0b10, 8.0))
+    assert expected_end(plan_, 1, 5.0, 0.0, ALONE) == 38 + 8 / 2, "half the shortest tile: nobody says when it is taken"
+    assert expected_end(plan_, 1, 50.0, 0.0, ALONE) == 58, "keys come later than the other work is done"
+
+
+def test_groups_of_heads_let_the_first_ones_begin() -> None:
+    """Ten heads' tiles that need what comes at the end of 100 s: of one group all wait, of ten the last one alone."""
+    plan_ = order(0, 1, RowWork(10 * ROW_TILE, 1, 100.0))
+    assert expected_end(plan_, 1, 100.0, 0.0, ALONE) == 100 + 100 + 10 / 2
+    assert expected_end(plan_, 10, 100.0, 0.0, ALONE) == pytest.approx(10 + 100 + 10 / 2)
+
+
+@given(st.integers(0, 100), st.sampled_from([6, 32]), st.sampled_from([8, 64, 512]), st.floats(1e8, 1e12), st.floats(0, 1e-9))
+def test_the_chosen_number_ends_soonest(seed: int, heads: int, chunk: int, rate: float, cell: float) -> None:
+    v, row_bytes = vectors(Case(2, 2048, seed, "lts")), heads * 256
+    p = plan(v, world_size=2, chunk=chunk, heads=heads, heads_kv=heads)
+    o, speed = overlap_plan(p, 0), Speed(cell, 132)
+    most, rows_of_most = choose_pieces(o, p.keys, heads, row_bytes, rate)
+    chosen, rows = choose_pieces(o, p.keys, heads, row_bytes, rate, speed)
+    assert heads % chosen == 0
+    assert chosen <= most
+    assert rows == pytest.approx(rows_of_most / most * chosen, abs=1)
+
+    def end(groups: int, apart: int) -> float:
+        cut = joined(o, p.keys, round(rows_of_most / most * groups))
+        return expected_end(cut, groups, 2 * row_bytes / rate, (3e-6 if groups == heads else 6e-6) + 4e-6, speed) * apart
+
+    if o.pulls:
+        assert end(chosen, 1) <= 1.01 * end(most, 1)
+        assert end(chosen, 1) <= 1.01 * end(1, 1)
+
+
+def test_what_nobody_works_on_comes_in_the_fewest_pieces() -> None:
+    v = BoundaryVectors(4096, 4096, 1, 1, True)
+    p = plan(v, world_size=2, chunk=512, heads=8, heads_kv=8)
+    o = overlap_plan(p, 0)
+    assert choose_pieces(o, p.keys, 8, 2048, 1e9)[0] == 8
+    assert choose_pieces(o, p.keys, 8, 2048, 1e9, Speed(0.0, 132))[0] == 1
+    assert choose_pieces(o, p.keys, 8, 2048, 1e9, Speed.of(256, 300, 8))[0] > 1, "attention takes about as long"
+
+
+def test_work_of_a_plan_is_that_of_its_masks() -> None:
+    """A causal mask of 1024 rows, zigzag: rank 0 has the first and the last quarter; cells are those of tiles."""
+    v = BoundaryVectors(1024, 1024, 1, 1, True)
+    p = plan(v, world_size=2, chunk=256, order="zigzag")
+    work = overlap_plan(p, 0, 0, (6, 2)).work
+    assert [(w.rows, w.need) for w in work] == [(256 * 6, 0b0001), (256 * 6, 0b1111)]
+    assert work[1].cells / work[0].cells == pytest.approx(p.parts[0].workloads[3] / p.parts[0].workloads[0])
+    assert 6 * 256 * 257 / 2 <= work[0].cells <= 6 * 256 * 256 * 1.2
+    assert overlap_plan(p, 0).work == ()
+    assert overlap_plan(p, 0, 0, (6, 2), 3).work[0].cells == pytest.approx(work[0].cells / 3)
