@@ -13,7 +13,7 @@ from torch import Tensor
 from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable, check_sizes, square_only
 from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
-from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, rows, tensors_in
+from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, on_host, rows, tensors_in
 from maskc.binding.facts import Fact, check_fact, check_hole_free, check_sorted, check_within, facts_of, names_in, sizes_in
 from maskc.binding.sets import build_table
 from maskc.boundary import BlockTable
@@ -40,7 +40,9 @@ def bind(
     check_sizes(fn, nq=nq, nk=nk, batch=batch)
     if fn.square and nq is not None and nk is not None and nq != nk:
         raise square_only(fn, nq, nk)
-    binder = _Binder(fn, _device(fn, inputs), Checks(validate))
+    home = _device(fn, inputs)
+    inputs = on_host(inputs) if validate and home.type != "cpu" else inputs
+    binder = _Binder(fn, home, _device(fn, inputs), Checks(validate))
     for size, value in (("nq", nq), ("nk", nk)):
         if value is not None:
             binder.pin(size, value, "bind")
@@ -98,9 +100,10 @@ def _device(fn: MaskFn, inputs: Mapping[str, object]) -> torch.device:
 
 @dataclass(eq=False)
 class _Binder:
-    """Normalised inputs as they come in, and what they agree on."""
+    """Normalised inputs as they come in, and what they agree on. home: where they end; device: where they are checked."""
 
     fn: MaskFn
+    home: torch.device
     device: torch.device
     checks: Checks
     sets: dict[str, SegmentTable] = field(default_factory=dict)
@@ -311,7 +314,7 @@ class _Binder:
         self.checks.finish()
         self.scalars.update(single)
         self._trim(counts)
-        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, later)
+        return BoundMask(mask, inputs.to(self.home), nq, nk, batch, heads, totals, fill, later)
 
     def _check_sets(self, ordered: Collection[str]) -> None:
         """Nesting, and no holes in those whose order counts."""

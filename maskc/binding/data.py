@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,6 +89,31 @@ def tensors_in(value: object) -> Iterator[Tensor]:
         for item in value:
             if isinstance(item, Tensor | SetSource | list | tuple):
                 yield from tensors_in(item)
+
+
+FEW_NUMBERS = 4096
+"""That are read before they are checked: checks of so few take less on the host than their launches on a GPU."""
+
+
+def on_host(inputs: Mapping[str, object]) -> Mapping[str, object]:
+    """The inputs, some on a GPU, with copies in host memory where they are few integers: one transfer, which is waited for."""
+    held = [t for value in inputs.values() for t in tensors_in(value)]
+    plain = all(t.layout is torch.strided and not (t.is_meta or t.is_floating_point() or t.is_complex()) for t in held)
+    if not plain or sum(t.numel() for t in held) > FEW_NUMBERS:
+        return inputs
+    there = {id(t): t for t in held if t.device.type != "cpu"}
+    read = torch.cat([t.detach().reshape(-1).to(torch.int64) for t in there.values()]).cpu()
+    parts = torch.split(read, [t.numel() for t in there.values()])
+    copies = {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(there.items(), parts, strict=True)}
+
+    def here(value: object) -> object:
+        if isinstance(value, Tensor):
+            return copies.get(id(value), value)
+        if isinstance(value, SetSource):
+            return replace(value, data=here(value.data))
+        return [here(x) for x in value] if any(True for _ in tensors_in(value)) and isinstance(value, list | tuple) else value
+
+    return {name: here(value) for name, value in inputs.items()}
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
