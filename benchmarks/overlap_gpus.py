@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -83,6 +84,8 @@ PROCESSORS, SUM_RATE = 132, 3.4e12
 """Multiprocessors of a GPU, and bytes per second of its sum of gradients alone."""
 MUCH = 64 << 30
 """Bytes that torch keeps, above which they are given back."""
+COPYING = ("nccl", "fill", "sum_gradients", "spoil", "copy_chunks")
+"""In the names of kernels that bring keys, take gradients away or add them up."""
 
 
 def cells(world: int) -> Iterator[Cell]:
@@ -353,6 +356,13 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
             print(*(f"    {bar}" for bar in bars(found) if bar.holds is not True), sep="\n", flush=True)
         if ON_GPUS and torch.cuda.memory_reserved() > MUCH:  # to grow again takes seconds
             torch.cuda.empty_cache()
+    if args.profile and ON_GPUS:
+        cell = next(cells(world))
+        case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
+        copying = copying_ctas(Rank(peer, device, cell, case, case.spec()), every[: len(WAYS)])
+        if rank == 0:
+            write(args.out, world, rows, copying)
+            print(copying, flush=True)
     os._exit(0)  # peers' memory is mapped here: nothing is closed in any order
 
 
@@ -368,7 +378,33 @@ def line(found: list[dict[str, Any]]) -> str:
     return f"{steps} ms  E {e}{off}  host {us} us"
 
 
-def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
+def copying_ctas(rank: Rank, ways: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Per way, the kernels that a profile of a step shows beside those of attention, and how many CTAs the largest launch has.
+
+    What copies without a kernel takes no multiprocessor. All ranks enter.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for way in ways:
+        if way == "dual-chunk gather":
+            run = gathered(rank, rank.plan("zigzag"))
+        else:
+            run = exchanged(rank, rank.plan("zigzag" if way == "ring" else "balanced"), way)
+        run.backward(*run.forward())
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run.backward(*run.forward())
+            torch.cuda.synchronize()
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            profile.export_chrome_trace(file.name)
+            events = json.loads(Path(file.name).read_text())["traceEvents"]
+        kernels = found.setdefault(way, {})
+        for e in events:
+            if e.get("cat") == "kernel" and (name := next((n for n in COPYING if n in e["name"]), None)):
+                kernels[name] = max(kernels.get(name, 0), math.prod(e["args"]["grid"]))
+    return found
+
+
+def write(out: Path, world: int, rows: list[dict[str, Any]], copying: dict[str, dict[str, int]] | None = None) -> None:
     """Beside what stands there of other cells, ways and of nodes, if it was measured with the same sources."""
     driver, sources = _measured_with()
     old = json.loads(out.read_text()) if out.exists() else {}
@@ -384,6 +420,7 @@ def write(out: Path, world: int, rows: list[dict[str, Any]]) -> None:
         **sources,
         "rows": everything,
         "bars": as_rows(everything),
+        **({"copying_ctas": copying or kept["copying_ctas"]} if copying or "copying_ctas" in kept else {}),
         **({"nodes": kept["nodes"]} if "nodes" in kept else {}),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -411,6 +448,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="cells that have this in their line")
     parser.add_argument("--way", default="", help="ways that have this in their name")
     parser.add_argument("--torch", action="store_true", help="torch's context parallelism too")
+    parser.add_argument("--profile", action="store_true", help="at the end, which kernels copy, and by how many CTAs")
     parser.add_argument("--shrink", type=int, default=1, help="so much shorter, for a rehearsal")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
