@@ -155,7 +155,8 @@ class Pairing:
         return run(self.local, given.q, *keys, *result, dout, self.dim**-0.5, way or executor, **options)
 
     def pushed(self, executor: Executor) -> list[Tensor]:
-        return [t.clone() for s in self.plan.pulls for t in self.links[executor].pushed(s.chunk)]
+        """On the GPU, where they are compared."""
+        return [t.to(DEVICE, copy=True) for s in self.plan.pulls for t in self.links[executor].pushed(s.chunk)]
 
     def poison(self, executor: Executor) -> None:
         """NaN wherever keys are going to arrive, once what is enqueued has read what lies there and before the next copies."""
