@@ -57,8 +57,8 @@ EXECUTORS = ("gated", "sm-copy", "copy-then-attend")
 KEPT = 48 << 30
 """Bytes that the allocator may keep from one cell to the next: memory grows slowly."""
 BASELINES = ("dual-chunk gather", "peer by peer")
-ASIDE = ("flags set", "no gate", "own keys", "keys", "sends", "sum", *BASELINES)
-"""What few figures need."""
+ASIDE = ("flags set", "no gate", "own keys", "keys", "sends", "sum", *EXECUTORS[1:], *BASELINES)
+"""What E of the gated executor does not need."""
 NARROW = 0.03
 """Width of an interval from which it need not become narrower."""
 CLOSE = 0.9

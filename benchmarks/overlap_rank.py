@@ -197,7 +197,7 @@ class Rank:
 def _fill(device: torch.device, peer: int, pair: Pair) -> None:
     g = torch.Generator(device).manual_seed(peer)
     for half in pair:
-        half.copy_(torch.randn(half.shape, device=device, generator=g))
+        half.copy_(torch.randn(half.shape, device=device, generator=g, dtype=half.dtype))
 
 
 def _named(v: BoundaryVectors) -> list[tuple[str, Tensor]]:
