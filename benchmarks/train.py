@@ -34,7 +34,7 @@ from torch import Tensor
 
 import maskc
 from benchmarks import train_ablation, train_gpus
-from benchmarks.digest import digest
+from benchmarks.digest import digest, gated_digest
 from benchmarks.train_model import Attend, Shape
 from benchmarks.train_steps import Batch, Setting, batches, learn, new_model, seconds, trimmed
 
@@ -287,10 +287,11 @@ def run(shape: Shape, s: Setting, a: argparse.Namespace, there: Callable[[Row], 
         yield from train_ablation.rows(shape, s, a.sparsity, a.world, a.link, a.seconds, there)
         return
     (sparsity,) = a.sparsity
-    same = {"seqlen": s.seqlen, "sparsity": sparsity}
+    same: Row = {"seqlen": s.seqlen, "sparsity": sparsity}
     if a.gpus > 1:
+        same["gated_digest"] = gated_digest()
         ways = [w for w in train_gpus.WAYS if not there({**same, "gpus": a.gpus, "row": w.name})]
-        yield from train_gpus.rows(shape, s, a.gpus, sparsity, ways)
+        yield from ({**row, **same} for row in train_gpus.rows(shape, s, a.gpus, sparsity, ways))
     elif not all(there({**same, "batch": s.batch, "attention": name}) for name in a.attention):  # they take turns
         yield from compare(a.attention, shape, s, sparsity)
 
