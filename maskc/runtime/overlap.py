@@ -66,9 +66,10 @@ COPY_CTAS = 8
 SUM_PROCESSORS = 4
 """Multiprocessors that a gated backward leaves free where the query heads of a key head are dealt to several CTAs: their parts of
 the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends."""
-OFFER_CTAS = 32
+OFFER_CTAS, FEWER_OFFER_CTAS = 32, 16
 """CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: together some times as
-fast as a link, so that only the first part is waited for."""
+fast as a link, so that only the first part is waited for. Fewer where the copies of keys end long before the kernel: they take
+less from attention, and that the first copy begins later does not show."""
 
 __all__ = ["COPY_CTAS", "OFFER_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
@@ -290,7 +291,8 @@ class Overlapped(KeyBuffer):
                     self.offer_part(half, call.k, call.v, part)
                     queues.put(stream, self.words.offered.data_ptr(), epoch)
                 elif part == 0:
-                    self.offer(half, call.k, call.v, epoch)
+                    hidden = call.grads is not None or not self.copies_outlast
+                    self.offer(half, call.k, call.v, epoch, FEWER_OFFER_CTAS if hidden else OFFER_CTAS)
             case Settle():
                 self.settle(call.k, call.v, call.settled)
             case Pull(piece, _, half, _):
@@ -370,13 +372,13 @@ class Overlapped(KeyBuffer):
         few = 0 < len(self.readers) <= FILL_READERS
         return self.device.type == "cuda" and few and self.transport.own(0) is not None
 
-    def offer(self, half: int, k: Tensor, v: Tensor, epoch: int) -> None:
-        """Enqueue that kernel on torch's current stream."""
+    def offer(self, half: int, k: Tensor, v: Tensor, epoch: int, ctas: int) -> None:
+        """Enqueue that kernel, of so many CTAs, on torch's current stream."""
         readable, rank = self.transport.own(half), self.plan.rank
         assert readable is not None
         ready = tuple(self.transport.address(Word("ready", r, rank)) for r in self.readers)
         offer = exchange.Offer(self.words.offered.data_ptr(), epoch, PARTS, told(epoch, 1), ready)
-        exchange.fill((hopper.addressable(k), hopper.addressable(v)), readable, self._lent, OFFER_CTAS, offer)
+        exchange.fill((hopper.addressable(k), hopper.addressable(v)), readable, self._lent, ctas, offer)
 
     def offer_part(self, half: int, k: Tensor, v: Tensor, part: int) -> None:
         """The same for a part, without telling of it."""

@@ -20,7 +20,7 @@ from maskc.runtime.exchange import Run, lent_table
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
-from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_pieces
+from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_pieces, copies_outlast
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
 from maskc.runtime.overlap_sum import GradientSum, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
@@ -109,7 +109,8 @@ class KeyBuffer:
     plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: ranks that copy from this one.
     timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
     rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
-    allows. Neither changes a result, and ranks may differ in them.
+    allows. Neither changes a result, and ranks may differ in them. copies_outlast: the copies of a forward take longer than
+    its kernel, by these rates.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -135,11 +136,13 @@ class KeyBuffer:
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.readers = tuple(readers)
         row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
-        speed = None
+        speed, self.copies_outlast = None, False
         if device.type == "cuda":
             speed = Speed.of(shape.dim_k + shape.dim_v, shape.batch, hopper.multiprocessors(device))
+            self.copies_outlast = copies_outlast(plan, 2 * row_bytes / rate, speed)
         joining = keys if transport.joins else None
-        self.forward_cut = self._cut(choose_pieces(plan, joining, shape.heads, row_bytes, rate, speed), groups)
+        known = None if transport.by_parts else speed  # heads that become readable in turn are not waited for together
+        self.forward_cut = self._cut(choose_pieces(plan, joining, shape.heads, row_bytes, rate, known), groups)
         back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate), groups)
         together = _together(back.plan, back.groups, shape.batch)
         self.backward_cut = replace(back, together=together, first=self.forward_cut.words)

@@ -91,6 +91,12 @@ def expected_end(plan: OverlapPlan, groups: int, row_seconds: float, piece_secon
     return float(max(ends.max(), groups * each.sum()))
 
 
+def copies_outlast(plan: OverlapPlan, row_seconds: float, speed: Speed) -> bool:
+    """Whether the copies of a forward take longer than its kernel. row_seconds: that a row of K and V takes on the link."""
+    copies = sum(s.rows for s in plan.pulls) * row_seconds
+    return copies > sum(w.cells for w in plan.work) * speed.cell / speed.processors
+
+
 def choose_backward_pieces(plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
     """The same for the backward, whose key tiles need no other piece: the fewest groups that give ENOUGH_PIECES.
 
