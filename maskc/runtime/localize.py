@@ -62,9 +62,15 @@ class RowMap:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """L(x), elementwise: int32 of any shape to int32 of that shape. Values outside [0, length] are clipped first."""
         x = x.clamp(0, self.bounds[-1])
-        if x.device.type == "cpu":  # one look-up, where each operation costs as much
-            below = np.cumsum(np.repeat(self.own[:-1], np.diff(self.bounds)), dtype=np.int32)
-            return torch.from_numpy(np.concatenate((np.zeros(1, np.int32), below))).index_select(0, x.flatten()).view(x.shape)
+        return self._looked_up(x) if x.device.type == "cpu" else self._computed(x)
+
+    def _looked_up(self, x: torch.Tensor) -> torch.Tensor:
+        """In a table of every row: few operations, which cost a CPU as much as their entries."""
+        below = np.cumsum(np.repeat((0, *self.own[:-1]), (1, *np.diff(self.bounds))), dtype=np.int32)
+        return torch.from_numpy(below).index_select(0, x.flatten()).view(x.shape)
+
+    def _computed(self, x: torch.Tensor) -> torch.Tensor:
+        """From tables of every chunk: a small transfer, which no host waits for."""
         table = torch.tensor((self.bounds, self.before, self.own), dtype=torch.int32).to(x.device, non_blocking=True)
         if self.chunk is not None:
             at = (x // self.chunk).clamp_(max=len(self.own) - 1)
@@ -98,16 +104,18 @@ def localize(
     keys: Layout,
     key_chunks: Sequence[int],
     device: torch.device | None = None,
+    elsewhere: bool = True,
 ) -> BoundaryVectors:
     """The mask of the rows in `row_chunks` (ascending) against the keys in `key_chunks` (any order), as local vectors.
 
     Works on CPU and GPU tensors, for every vector form, and leaves out nothing: cell (l, m) of the result is the cell
     of the l-th owned row and the m-th listed key. Raises MaskcError M704 for unsorted rows, M705 when the layouts are
-    of other lengths than the mask. `device` matters for a causal mask without vectors only.
+    of other lengths than the mask. `device` matters for a causal mask without vectors only. elsewhere: say which keys
+    rows of other ranks see.
     """
     if (rows.length, keys.length) != (v.nq, v.nk):
         raise error("M705", f"the mask has {v.nq} rows and {v.nk} keys, the plan {rows.length} and {keys.length}")
-    seen, v = seen_keys(v, device), fold_causal(v, device)
+    seen, v = seen_keys(v, device) if elsewhere else None, fold_causal(v, device)
     row_map = RowMap.of(rows, row_chunks)
     key_ranges = keys.ranges(tuple(key_chunks))
     nk = sum(stop - start for start, stop in key_ranges)
@@ -116,8 +124,8 @@ def localize(
     mapped = iter(_separate(row_map(take(torch.stack(present), key_ranges, -1))) if present else ())
     blocks = None if v.blocks is None else local_blocks(v.blocks, rows.ranges(tuple(row_chunks)), key_ranges)
     lts, lte, uts, ute, diag = (None if t is None else next(mapped) for t in v.tensors)
-    elsewhere = None if seen is None else take(seen, key_ranges, -1)
-    return BoundaryVectors(row_map.length, nk, v.batch, v.heads, False, lts, lte, uts, ute, diag, blocks, elsewhere)
+    seen = None if seen is None else take(seen, key_ranges, -1)
+    return BoundaryVectors(row_map.length, nk, v.batch, v.heads, False, lts, lte, uts, ute, diag, blocks, seen)
 
 
 def _separate(stacked: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -163,8 +171,15 @@ def localized(
     """`localize`, remembered per vectors object: all layers of one batch share the result."""
     made = localize(v, rows, row_chunks, keys, key_chunks, device)
     if made.device.type != "cpu" and (v.device.type == "cpu" or v in _on_host):
-        _on_host[made] = partial(localized, on_host(v), rows, row_chunks, keys, key_chunks, _CPU)
+        _on_host[made] = partial(_localized_on_host, on_host(v), rows, row_chunks, keys, key_chunks)
     return made
+
+
+@remembered
+def _localized_on_host(
+    v: BoundaryVectors, rows: Layout, row_chunks: tuple[int, ...], keys: Layout, key_chunks: tuple[int, ...]
+) -> BoundaryVectors:
+    return localize(v, rows, row_chunks, keys, key_chunks, _CPU, elsewhere=False)
 
 
 _on_host: WeakKeyDictionary[BoundaryVectors, Callable[[], BoundaryVectors]] = WeakKeyDictionary()
@@ -177,14 +192,13 @@ def equal_on_host(v: BoundaryVectors, host: BoundaryVectors) -> None:
 
 
 def on_host(v: BoundaryVectors) -> BoundaryVectors:
-    """The same vectors in host memory. Where they are not known there, they are copied, for which the host waits."""
+    """The same vectors in host memory, perhaps without `elsewhere`. The host waits for those that it must copy."""
     if v.device.type == "cpu":
         return v
     if v not in _on_host:
         blocks = None if v.blocks is None else replace(v.blocks, keep=v.blocks.keep.cpu())
         lts, lte, uts, ute, diag = (None if t is None else t.detach().cpu() for t in v.tensors)
-        elsewhere = None if v.elsewhere is None else v.elsewhere.cpu()
-        equal_on_host(v, replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=elsewhere))
+        equal_on_host(v, replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=None))
     return _on_host[v]()
 
 

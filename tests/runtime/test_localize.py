@@ -19,7 +19,7 @@ from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import MaskcError
 from maskc.runtime import ops
 from maskc.runtime.layout import Layout, contiguous, even_bounds, zigzag, zigzag_documents
-from maskc.runtime.localize import RowMap, localize, localized
+from maskc.runtime.localize import RowMap, equal_on_host, localize, localized, on_host
 from maskc.runtime.plan import plan
 from maskc.runtime.plan_report import local_vectors
 from maskc.tiles import block_minmax, classify
@@ -71,6 +71,7 @@ def test_p1_p2_the_map_counts_owned_rows(layout: Layout) -> None:
         got = row_map(xs)
         assert got.tolist() == [sum(y < x for y in owned) for x in xs.tolist()]
         assert got.dtype == torch.int32
+        assert torch.equal(row_map._computed(xs.clamp(0, n)), got)  # as on a GPU
         assert (got.diff() >= 0).all()
         assert row_map.length == len(owned) == layout.local_length(rank)
         total += got
@@ -247,6 +248,20 @@ def test_local_masks_live_as_long_as_their_mask() -> None:
     del v
     gc.collect()
     assert alive() is None
+
+
+def test_vectors_elsewhere_are_known_on_the_host() -> None:
+    """What is localized on a device is localized on the host, too, when asked for, and nothing is read from the device."""
+    layout = zigzag(16, 2, 4)
+    host = BoundaryVectors(16, 16, 1, 1, True, lts=torch.full((1, 1, 16), 9, dtype=torch.int32))
+    there = replace(host, lts=torch.empty(1, 1, 16, dtype=torch.int32, device="meta"))
+    equal_on_host(there, host)
+    assert on_host(there) is on_host(host) is host
+    made = localized(there, layout, (0, 3), layout, (3, 1, 0), None)
+    assert made.device.type == "meta"
+    assert torch.equal(on_host(made).masked(), localize(host, layout, (0, 3), layout, (3, 1, 0)).masked())
+    alone = localized(replace(host, lts=None), layout, (0, 3), layout, (3, 1, 0), torch.device("meta"))
+    assert torch.equal(on_host(alone).masked(), localize(replace(host, lts=None), layout, (0, 3), layout, (3, 1, 0)).masked())
 
 
 def test_nothing_is_sent() -> None:
