@@ -1,9 +1,9 @@
 """`python -m tests.gpu2 --limit SECONDS --out FILE`: two ranks on two GPUs, one process a GPU, over NCCL.
 
-A pair of processes runs all cases over NCCL, another those that take keys out of each other's memory; a pair that hangs or
+Pairs of processes share the cases over NCCL, others those that take keys out of each other's memory; a pair that hangs or
 dies is replaced. Many calls in a row and faults have pairs of their own, two devices in one process a last kind; all run
-beside each other, for nothing here is timed. Without two GPUs: nothing, unless --host, which runs the same over Gloo on
-small sizes.
+beside each other, for nothing here is timed. The record is written as results come. Without two GPUs: nothing, unless
+--host, which runs the same over Gloo on small sizes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import chain
@@ -88,9 +89,10 @@ def new_pair() -> list[Worker]:
     return [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(cases.WORLD)]
 
 
-def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float, compiled: Future[Any] | None) -> list[Record]:
+def run_pair(
+    numbered: list[tuple[int, cases.PairCase]], deadline: float, compiled: Future[Any] | None, found: Callable[[Record], None]
+) -> None:
     """compiled: what the first cases wait for, while the processes start."""
-    results: list[Record] = []
     workers = new_pair() if numbered else []
     fresh = True
     if compiled is not None:
@@ -110,10 +112,9 @@ def run_pair(numbered: list[tuple[int, cases.PairCase]], deadline: float, compil
         if any(a is None or a.get("lost") for a in answers):
             wrong += [worker.end() for worker in workers]
             workers, fresh = new_pair(), True
-        results.append({"name": case.name, "problem": "; ".join(wrong), "seconds": round(time.monotonic() - now, 3)})
+        found({"name": case.name, "problem": "; ".join(wrong), "seconds": round(time.monotonic() - now, 3)})
     for worker in workers:
         worker.end()
-    return results
 
 
 def run_fault(name: str, deadline: float) -> Record:
@@ -164,16 +165,47 @@ def run_soak(deadline: float, calls: int, queues: int) -> Record:
     return {"name": name, "problem": wrong, "calls": done, "seconds": round(time.monotonic() - started, 3)}
 
 
-def run_devices(deadline: float) -> list[Record]:
+def run_devices(deadline: float, found: Callable[[Record], None]) -> None:
     worker = Worker("devices")
-    results = []
     for name, _ in devices.checks():
         got = worker.answer(deadline)
+        found(got or {"name": name, "problem": f"no answer: {worker.end()}", "seconds": 0.0})
         if got is None:
-            return [*results, {"name": name, "problem": f"no answer: {worker.end()}", "seconds": 0.0}]
-        results.append(got)
+            break
     worker.end()
-    return results
+
+
+class Report:
+    """What has been found, in a file that is written anew with every result."""
+
+    def __init__(self, out: Path, wanted: int, started: float, about: Callable[[], Record]) -> None:
+        """wanted: results that there are to be."""
+        self._out, self._wanted, self._started, self._about = out, wanted, started, about
+        self._cases: list[Record] = []
+        self._lock = threading.Lock()
+        out.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, found: Record) -> None:
+        with self._lock:
+            if found["problem"] != NOT_RUN:
+                self._cases.append(found)
+            self.write()
+
+    def write(self) -> Record:
+        failed = sum(bool(c["problem"]) for c in self._cases)
+        record = {
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
+            "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
+            **self._about(),
+            "passed": len(self._cases) - failed,
+            "failed": failed,
+            "not_run": self._wanted - len(self._cases),
+            "seconds": round(time.monotonic() - self._started, 1),
+            "cases": self._cases,
+        }
+        self._out.write_text(json.dumps(record, indent=1) + "\n")
+        return record
 
 
 def main() -> int:
@@ -183,6 +215,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="run what has this in its name")
     parser.add_argument("--soak", type=int, default=1000, help="calls in a row with random masks and delays")
     parser.add_argument("--parallel", type=int, default=0, help="pairs of processes at a time; 3 on the host, else 24")
+    parser.add_argument("--pairs", type=int, default=1, help="pairs that share the cases of a kind")
     parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
     args = parser.parse_args()
     if torch.cuda.device_count() < cases.WORLD and not args.host:
@@ -193,35 +226,29 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts, and children could not use it
     PROCESSES.set_forkserver_preload(["tests.gpu2.worker"])
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
+    soaks = [(args.soak, 8), (args.soak // 5, 32), (args.soak // 5, 1)] if args.match in "soak" else []
+    faulty = [name for name in faults.FAULTS if args.match in f"fault/{name}"]
+    other = sum(1 for _ in devices.checks()) if args.match in "devices" else 0
     with ThreadPoolExecutor(args.parallel or (3 if args.host else 24)) as pool:
         sources = pool.submit(digests)
+        wanted = len(numbered) + len(soaks) + len(faulty) + other
+        report = Report(args.out, wanted, started, lambda: sources.result() if sources.done() else {})
         first = [c for _, c in numbered[: 2 * len(cases.NAMES)]]
         needed = chain(soak.sources(), faults.sources(), devices.sources(), *map(cases.sources_of, first))
         compiled = None if args.host else pool.submit(cases.compile_for, needed)
         ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
-        pairs = [pool.submit(run_pair, way, deadline, compiled) for way in ways]
-        soaks = [(args.soak, 8), (args.soak // 5, 32), (args.soak // 5, 1)] if args.match in "soak" else []
-        others = [pool.submit(run_soak, deadline, *which) for which in soaks]
-        others += [pool.submit(run_fault, name, deadline) for name in faults.FAULTS if args.match in f"fault/{name}"]
-        both = pool.submit(run_devices, deadline) if args.match in "devices" else None
-        results = [r for found in (*pairs, *([both] if both else [])) for r in found.result()]
-        results += [f.result() for f in others]
-    late = [r for r in results if r["problem"] == NOT_RUN]
-    results = [r for r in results if r not in late]
-    failed = [r for r in results if r["problem"]]
-    record = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
-        "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
-        **sources.result(),
-        "passed": len(results) - len(failed),
-        "failed": len(failed),
-        "not_run": len(late) + len(numbered) - sum(1 for r in results if "/h" in r["name"]),
-        "seconds": round(time.monotonic() - started, 1),
-        "cases": results,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+        running = [
+            pool.submit(run_pair, way[share :: args.pairs], deadline, compiled, report.add)
+            for share in range(args.pairs)
+            for way in ways
+        ]
+        running += [pool.submit(lambda w=which: report.add(run_soak(deadline, *w))) for which in soaks]  # type: ignore[misc]
+        running += [pool.submit(lambda n=name: report.add(run_fault(n, deadline))) for name in faulty]  # type: ignore[misc]
+        running += [pool.submit(run_devices, deadline, report.add)] if other else []
+        for f in running:
+            f.result()
+    record = report.write()
+    failed = [r for r in record["cases"] if r["problem"]]
     for r in failed[:40]:
         print(f"{r['name']}: {r['problem'][:260]}")
     print(f"{record['passed']} passed, {record['failed']} failed, {record['not_run']} not run, {record['seconds']} s")

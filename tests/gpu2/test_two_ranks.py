@@ -34,7 +34,7 @@ def test_every_mask_comes_in_every_way() -> None:
 
 @pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "fault/killed between, direct", "devices", "soak"])
 def test_over_gloo(tmp_path: Path, match: str) -> None:
-    record = run(tmp_path, "--host", "--limit", "60", "--match", match)
+    record = run(tmp_path, "--host", "--limit", "60", "--pairs", "2", "--match", match)
     assert record["passed"]
     assert not record["failed"]
 
@@ -42,4 +42,4 @@ def test_over_gloo(tmp_path: Path, match: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two Hopper GPUs")
 def test_over_nccl(tmp_path: Path) -> None:
-    assert run(tmp_path, "--limit", "120")["not_run"] == 0
+    assert run(tmp_path, "--limit", "160", "--pairs", "4")["not_run"] == 0
