@@ -34,9 +34,9 @@ GATHER_LIMIT = 2 << 30
 """Bytes of gathered K and V per rank above which "auto" takes the ring, which holds one neighbour's chunks at a time."""
 STAGE_SHARE = 0.2
 """Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
-DIRECT_SHARE = 0.05
-"""The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done. Below,
-a new plan at every step costs the host more than there is to hide (`benchmarks.train --gpus 2`)."""
+DIRECT_SHARE = 0.02
+"""The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done. Where it
+is less, a new plan at every step may cost the host more than there is to hide (`benchmarks.train --gpus 2`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,16 @@ def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor, dire
 @lru_cache(maxsize=256)
 def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, device: str, direct: bool) -> Choice:
     """`row_bytes`: K and V of one row. `row_elements`: batch times query heads times head dimension."""
-    incoming = max(sum(plan.keys.size_of(c) for c in plan.needed(r, part)) for r in range(plan.world)) * row_bytes
-    if incoming > GATHER_LIMIT:
-        return Choice("ring", f"gathered K and V would take {incoming >> 20} MiB on a rank")
+    gathered = max(sum(plan.keys.size_of(c) for c in plan.needed(r, part)) for r in range(plan.world)) * row_bytes
+    if gathered > GATHER_LIMIT:
+        return Choice("ring", f"gathered K and V would take {gathered >> 20} MiB on a rank")
     if not plan.overlap:
         return Choice("all-gather", "one exchange and one local call; overlap is off")
     if device == "cpu":
         return Choice("all-gather", "one exchange and one local call; on a CPU nothing is gained by stages")
     m = DEFAULT_MACHINE
     compute = m.compute_seconds(max(plan.part_workloads(part)), plan.costs, plan.tile, 1, row_elements)
-    share = incoming / (m.inter if plan.nodes > 1 else m.intra) / max(compute, 1e-9)
+    share = max(plan.received(part)) * row_bytes / (m.inter if plan.nodes > 1 else m.intra) / max(compute, 1e-9)
     if direct and plan.nodes == 1 and share > DIRECT_SHARE:
         return Choice("gated", f"the exchange would take {share:.1%} of the compute time; copy engines hide it")
     if share > STAGE_SHARE:
