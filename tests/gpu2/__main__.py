@@ -50,7 +50,7 @@ class Worker:
         environment = {**(more or {}), "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
-        environment |= {} if blocking else {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10"}  # else it ends after eight minutes
+        environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "500"  # torch's watchdog ends a process after four of these
         self._errors = Path(tempfile.mktemp(prefix="maskc-worker-"))
         with STARTING:
             self._pipe, theirs = PROCESSES.Pipe()
@@ -131,7 +131,7 @@ def run_fault(name: str, deadline: float) -> Record:
         if wanted == "ends":  # torch's watchdog ends the process, or it raises: anything but a hang or a result
             alive = got is None and not _ended(worker, deadline)
             if alive or (got is not None and not got["problem"]):
-                problems.append(f"rank {rank} {'still runs' if alive else 'got a result'}")
+                problems.append(f"rank {rank} {f'still runs: {worker.end()}' if alive else 'got a result'}")
         elif got is None:
             problems.append(f"rank {rank} gave no answer, {worker.process.exitcode}: {worker.end()}")
         elif got.get("code") != wanted:

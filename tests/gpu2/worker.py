@@ -11,7 +11,9 @@ they need, and has not touched a GPU.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -70,6 +72,7 @@ def fault(pipe: Pipe, name: str, rank: int, path: str, seconds: float) -> None:
     group = join(rank, path, seconds)
     faults.warm(rank, group)
     started = time.monotonic()
+    faulthandler.dump_traceback_later(20, file=sys.__stderr__)  # for one that hangs
     try:
         faults.FAULTS[name].act(rank, group)
         if ON_GPUS:
