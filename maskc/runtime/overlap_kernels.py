@@ -110,7 +110,7 @@ class KeyBuffer:
     timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
     rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
     allows. Neither changes a result, and ranks may differ in them. copies_outlast: the copies of a forward take longer than
-    its kernel, by these rates.
+    its kernel, by these rates. holds: the log-sum-exp of the call whose keys lie in the buffer, where its owner says so.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -135,6 +135,7 @@ class KeyBuffer:
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.readers = tuple(readers)
+        self.holds: Tensor | None = None
         row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
         speed, self.copies_outlast = None, False
         if device.type == "cuda":
@@ -143,7 +144,7 @@ class KeyBuffer:
         joining = keys if transport.joins else None
         known = None if transport.by_parts else speed  # heads that become readable in turn are not waited for together
         self.forward_cut = self._cut(choose_pieces(plan, joining, shape.heads, row_bytes, rate, known), groups)
-        back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate), groups)
+        back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate, known), groups)
         together = _together(back.plan, back.groups, shape.batch)
         self.backward_cut = replace(back, together=together, first=self.forward_cut.words)
         self.words = lasting or Lasting.of(device, self.forward_cut.words + back.words)

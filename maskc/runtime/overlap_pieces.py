@@ -7,13 +7,13 @@ told from the plan alone, by classes of work: the row tiles of a chunk and a gro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from maskc.runtime.layout import Layout
-from maskc.runtime.machine import FORWARD_FLOPS
+from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_plan import OverlapPlan, joined
 
 PIECE_SECONDS, MOST_PIECES = 30e-6, 256
@@ -24,8 +24,15 @@ FORWARD_SPEED = 750e12
 """FLOP/s of the forward kernel, as it is and not as its planned clock goes."""
 LEVEL = 0.005
 """Share of the time by which more groups of heads must end sooner: fewer pieces cost the host and the gate less."""
+FEWEST_PIECES, HIDING_PIECES, PRICE = 4, 20, 0.06
+"""Of a forward: pieces where they can be had; of which the last, and the work that needs it, is little; what share of the time
+those may cost."""
+FEWEST_BACKWARD = 8
+"""Pieces of a backward where they can be had."""
 ENOUGH_PIECES = 32
-"""Of a backward: then what cannot hide, the first piece that comes and the last that leaves, is some percent of the copies."""
+"""Of a backward of unknown speed: then what cannot hide, the first that comes and the last that leaves, is some percent."""
+GRADIENTS = 2
+"""Bytes of the gradients of a key, in fp32, over its own."""
 ROW_TILE = 192
 """Rows of a tile of the forward, or thereabouts."""
 
@@ -54,15 +61,22 @@ def choose_pieces(
     possible = _possible_groups(plan, heads, row_bytes, least)
     chosen = possible[-1]
     if speed is not None and plan.work and plan.pulls:
-        ends = {}
+        ends, pieces = {}, {}
         for groups in possible:
             cut = plan if keys is None else joined(plan, keys, round(least / row_bytes * groups))
             operations = 1 if groups == heads else 2
             each = operations * COPY_SECONDS + FLAG_SECONDS
             ends[groups] = expected_end(cut, groups, 2 * row_bytes / rate, each, speed)
-        soonest = min(ends.values())
-        chosen = min(groups for groups, end in ends.items() if end <= soonest * (1 + LEVEL))
+            pieces[groups] = groups * len(cut.pulls)
+        chosen, better = (_fewest(ends, pieces, n) for n in (FEWEST_PIECES, HIDING_PIECES))
+        chosen = better if better > chosen and ends[better] <= ends[chosen] * (1 + PRICE) else chosen
     return chosen, round(least / row_bytes * chosen)
+
+
+def _fewest(ends: Mapping[int, float], pieces: Mapping[int, int], least: int) -> int:
+    """Of the numbers of groups that give so many pieces, if there are any, the least of which none ends noticeably sooner."""
+    enough = {groups: end for groups, end in ends.items() if pieces[groups] >= least} or ends
+    return min(groups for groups, end in enough.items() if end <= min(enough.values()) * (1 + LEVEL))
 
 
 def expected_end(plan: OverlapPlan, groups: int, row_seconds: float, piece_seconds: float, speed: Speed) -> float:
@@ -97,15 +111,35 @@ def copies_outlast(plan: OverlapPlan, row_seconds: float, speed: Speed) -> bool:
     return copies > sum(w.cells for w in plan.work) * speed.cell / speed.processors
 
 
-def choose_backward_pieces(plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float) -> tuple[int, int]:
-    """The same for the backward, whose key tiles need no other piece: the fewest groups that give ENOUGH_PIECES.
+def choose_backward_pieces(
+    plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float, speed: Speed | None = None
+) -> tuple[int, int]:
+    """The same for the backward, whose key tiles need no other piece; without `speed` the fewest groups that give ENOUGH_PIECES.
 
     Each piece costs the host and the streams two copies that come, two that leave, and their words.
     """
     least = _least_bytes(plan, row_bytes, rate)
     possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least)]
-    enough = (c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= ENOUGH_PIECES)
-    return next(enough, possible[-1])
+    pieces = {g: g * len(joined(plan, keys, rows).pulls) for g, rows in possible}
+    if speed is None or not plan.work:
+        return next((c for c in possible if pieces[c[0]] >= ENOUGH_PIECES), possible[-1])
+    lent = sum(keys.size_of(c) for _, chunks in plan.lends for c in chunks)
+    coming, gradients = (rows * 2 * row_bytes / rate for rows in (sum(s.rows for s in plan.pulls), GRADIENTS * lent))
+    attention = BACKWARD_FACTOR * sum(w.cells for w in plan.work) * speed.cell / speed.processors
+    ends = {g: backward_end(max(1, n), coming, gradients, attention) for g, n in pieces.items()}
+    chosen = _fewest(ends, pieces, FEWEST_BACKWARD)
+    return next(c for c in possible if c[0] == chosen)
+
+
+def backward_end(pieces: int, keys: float, gradients: float, attention: float) -> float:
+    """Seconds after which a backward ends, about, on a link that copies both ways at a time.
+
+    keys: that those of others take on the link. gradients: likewise, what others have of those of own keys, which come behind.
+    Nothing leaves before the first piece is there, and the last one leaves after the kernel.
+    """
+    each = 2 * COPY_SECONDS + FLAG_SECONDS
+    leaving = GRADIENTS * keys / pieces + each
+    return max(attention + leaving, keys / pieces + each + pieces * leaving, keys + pieces * each + gradients)
 
 
 def _least_bytes(plan: OverlapPlan, row_bytes: int, rate: float) -> float:

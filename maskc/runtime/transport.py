@@ -344,7 +344,7 @@ class Loopback:
     one_engine = False
     by_parts = False
     near = False
-    streams = 2
+    streams = 1
 
     def __init__(
         self,
