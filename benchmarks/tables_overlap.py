@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from benchmarks.overlap_bars import AT_LEAST, DIRECTIONS, GATE, HALF, HIDDEN, LARGE, MOST_HIDDEN, NEAR, WHOLE
-from benchmarks.records import RATIOS, NoData, Row, length, rows_of, table
+from benchmarks.records import RATIOS, NoData, Row, length, rows_of, spread, table
 
 # ---------------------------------------------------------------- on one GPU
 
@@ -57,16 +57,14 @@ def overlap() -> str:
     groups: dict[tuple[str, int, str], list[Row]] = defaultdict(list)
     together = {_cell(r): r["t_overlap_ms"] for r in rows_of("overlap", "t_overlap_ms") if r["executor"] == "copy-then-attend"}
     for r in rows_of("overlap", "direction", "executor", "t_attention_ms", "t_comm_ms", "t_overlap_ms", "e"):
-        ratio = r["t_comm_ms"] / r["t_attention_ms"]
-        at = next(i for i, (low, high) in enumerate(RATIOS) if low <= ratio < high)
-        groups[r["direction"], at, r["executor"]].append(r)
+        groups[r["direction"], _class(r), r["executor"]].append(r)
     body = []
     for (direction, at, executor), found in sorted(groups.items(), key=lambda g: g[0][:2]):
-        low, high = RATIOS[at]
-        between = f"{low:g} to {high:g}" if high < float("inf") else f"over {low:g}"
         gain = [together[_cell(r)] / r["t_overlap_ms"] for r in found if _cell(r) in together]
         hidden = [r["hidden"] for r in found if r.get("hidden") is not None]
-        body.append([direction, between, executor, len(found), _range([r["e"] for r in found]), _range(hidden), _range(gain)])
+        body.append(
+            [direction, _between(at), executor, len(found), _range([r["e"] for r in found]), _range(hidden), _range(gain)]
+        )
     head = ["", "copies / attention", "executor", "cells", "E", "hidden / least", "faster than copy-then-attend"]
     return table(head, body)
 
@@ -98,6 +96,26 @@ def gate() -> str:
     if not found:
         raise NoData("overlap")
     return f"{sum(found) / len(found):.2f} % ({min(found):.2f} to {max(found):.2f} %)"
+
+
+def model() -> str:
+    """Measured times over those of `maskc.runtime.overlap_model`, the one that `maskc plan` prints."""
+    groups: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for r in rows_of("overlap", "t_model_ms", "t_overlap_ms", "t_comm_ms", "t_attention_ms"):
+        groups[r["direction"], r["executor"], _class(r)].append(r["t_overlap_ms"] / r["t_model_ms"])
+    body = [[d, executor, _between(at), len(found), spread(found)] for (d, executor, at), found in sorted(groups.items())]
+    return table(["", "executor", "copies / attention", "cells", "measured / predicted"], body)
+
+
+def _class(r: Row) -> int:
+    """Number of the class of copies over attention."""
+    ratio = r["t_comm_ms"] / r["t_attention_ms"]
+    return next(i for i, (low, high) in enumerate(RATIOS) if low <= ratio < high)
+
+
+def _between(at: int) -> str:
+    low, high = RATIOS[at]
+    return f"{low:g} to {high:g}" if high < float("inf") else f"over {low:g}"
 
 
 # ---------------------------------------------------------------- between GPUs
@@ -193,5 +211,5 @@ def routing() -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, hidden_gpus, overlap_gpus, overlap_bars, gpus_bars, routing,
+    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, overlap_bars, gpus_bars, routing,
 )  # fmt: skip

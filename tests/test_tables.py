@@ -105,6 +105,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("one_gpu_cells", "| causal, 64K, 32 on 8 heads, P = 8 | backward | 4.00 / 2.40 / 4.22 | 0.60 | E 0.91 | 0.97 |  |"),
         ("one_gpu_bars", "| E forward, ratio 0.5 to 1: 0.90 | 1 of 1 |"),
         ("one_gpu_bars", "| gate, all flags set: below 0.5% | 6 of 6 |"),
+        ("model", "| forward | gated | 0.5 to 1 | 1 | 0.80 (0.80 to 0.80) |"),
         ("overlap_gpus", "| causal, 16K, 32 on 8 heads, 2 GPUs | 3.25 (0.97 / –) | not run |"),
         (
             "gpus_bars",

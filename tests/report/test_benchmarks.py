@@ -81,6 +81,7 @@ def results() -> dict[str, dict[str, Any]]:
             "t_attention_ms": 4.0,
             "t_comm_ms": 2.4 if m == "causal" else 6.0,
             "t_overlap_ms": 4 + 2.4 * (1 - e),
+            "t_model_ms": (4 + 2.4 * (1 - e)) / 0.8,
             "e": e,
             "e_low": None if e < 0 else e - 0.05,
             "e_high": None if e < 0 else e + 0.02,
