@@ -53,7 +53,8 @@ differs, or one rank refused the call; the message names it. Every rank raises, 
 A peer died, stalled for longer than the timeout of the process group, or made a different call. Every surviving rank gets
 this error within that timeout. The group cannot be used again: destroy it and make a new one. The timeout is the one given
 to `torch.distributed.init_process_group` or `new_group`. Over NCCL, set TORCH_NCCL_BLOCKING_WAIT=1 to get this error where a
-peer is lost in the middle of a step; by default torch's watchdog ends the process then.""",
+peer is lost in the middle of a step; by default torch's watchdog ends the process then, a minute after the timeout (four times
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC).""",
     "M710": """A tensor does not have the shape that the plan says.
 Under a plan a rank holds exactly its rows: cut tensors of the whole sequence with `plan.shard(x, rank)`. Without a plan,
 every rank holds ceil(n / ranks) rows in order, the last one fewer.""",
