@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +89,7 @@ def fault(pipe: Pipe, name: str, rank: int, path: str, seconds: float) -> None:
 def main(pipe: Pipe, environment: dict[str, str], errors: str, kind: str, *rest: str) -> None:
     """The target of a child. errors: the file that takes what it writes to standard error."""
     os.environ.update(environment)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     if not ON_GPUS:
         torch.set_num_threads(1)
