@@ -56,17 +56,34 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """(out, lse) of this rank's rows."""
     way = _way(call)
     with way.link.call():
-        return rank_of(call, q, k, v).forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
+        rank = rank_of(call, q, k, v)
+        rank.holds = None
+        out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
+        rank.holds = lse if call.plan.keep_keys else None
+        return out, lse
 
 
 def backward(
     call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv): keys are gathered again, gradients go back in fp32 and are added up in a fixed order."""
+    """(dq, dk, dv): keys are gathered again or kept, gradients go back in fp32 and are added up in a fixed order.
+
+    Kept are those of the last call under this plan, if it was this one's forward. Ranks make the same calls and so find the
+    same; where one does not (it alone saves tensors elsewhere), all raise M721 in time.
+    """
     way, given = _way(call), (q, k, v, out, lse, dout, call.scale)
     with way.link.call():
         rank = rank_of(call, q, k, v)
-        return rank.backward(local_mask(call, q, k), *given, way.executor, dlse=dlse, deterministic=call.deterministic)
+        kept, rank.holds = rank.holds is not None and _one_memory(rank.holds, lse), None
+        local, how = local_mask(call, q, k), call.deterministic
+        made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept)
+        rank.holds = lse if call.plan.keep_keys else None
+        return made
+
+
+def _one_memory(held: Tensor, other: Tensor) -> bool:
+    """Whether both are in one piece of memory. `held` keeps its own from being given to others; it may be empty."""
+    return bool(held.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 @remembered

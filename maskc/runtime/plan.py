@@ -64,7 +64,7 @@ class AttentionPlan(Handled, DataContract):
     parts: the masks of the model. documents: per batch item (one entry where all agree), what tiles the rows, or None.
     segments: names of the masks' segments inputs that are not within another; without `documents`, what they could be.
     workloads, lower_bound, proven_bound: joint over the masks by weight, in tile costs; `optimal` is the certificate.
-    prune, hierarchical, overlap: independent switches of how K, V and their gradients travel.
+    prune, hierarchical, overlap, keep_keys: independent switches of how K, V and their gradients travel.
     """
 
     world: int
@@ -88,6 +88,7 @@ class AttentionPlan(Handled, DataContract):
     prune: bool
     hierarchical: bool
     overlap: bool
+    keep_keys: bool
     version: str
 
     @cached_property
@@ -211,6 +212,7 @@ def plan(
     prune: bool = True,
     hierarchical: bool | None = None,
     overlap: bool = True,
+    keep_keys: bool = False,
     costs: TileCosts | None = None,
     effort: Effort = RUN_TIME,
     machine: Machine = DEFAULT_MACHINE,
@@ -230,6 +232,9 @@ def plan(
         nq, nk: sizes, where the masks do not know them. documents: the segments input that `positions` goes by.
         assign: the rank of every chunk, to fix the assignment by hand; it takes the place of an order.
         hierarchical: a chunk enters a node once (default: when nodes > 1). overlap: exchange during compute.
+        keep_keys: strategies that take keys out of the memory of others do not take them again for a backward, where those
+            of its forward still lie in the key buffer, which all calls under this plan share: after a recomputed forward,
+            or in the last layer.
 
     Raises:
         MaskcError: M701, M702, M705, M711 to M717; see `maskc explain`.
@@ -244,7 +249,7 @@ def plan(
     costs = TileCosts() if costs is None else costs
     for name, value, kind in (("costs", costs, TileCosts), ("effort", effort, Effort), ("machine", machine, Machine)):
         arguments.check_kind(name, value, kind)
-    arguments.check_switches(prune=prune, hierarchical=hierarchical, overlap=overlap)
+    arguments.check_switches(prune=prune, hierarchical=hierarchical, overlap=overlap, keep_keys=keep_keys)
     sizes = sizes_of(masks, arguments.size_of("nq", nq, 0), arguments.size_of("nk", nk, 0))
     vectors = tuple(vectors_of(m, *sizes) for m in masks)
     tilings = tilings_of(masks, sizes[0], documents)
@@ -277,6 +282,7 @@ def plan(
             prune=prune,
             hierarchical=nodes > 1 if hierarchical is None else hierarchical,
             overlap=overlap,
+            keep_keys=keep_keys,
             version=_version(),
         )
         if order == "balanced" and assign is None:

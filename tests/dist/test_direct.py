@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from maskc.runtime import comm, context_parallel
 from maskc.runtime.schedule import DIRECT
-from tests.dist.cases import FORMS, Case, attend, vectors, verify
+from tests.dist.cases import FORMS, Case, attend, tensors, vectors, verify
 from tests.dist.pool import Pool
 from tests.dist.test_exact import sample
 
@@ -46,3 +48,48 @@ def test_layers_follow_each_other_without_a_word_between_them(ranks: Pool) -> No
     results = ranks.run(3, several_calls, cases)
     for i, case in enumerate(cases):
         verify(case, vectors(case), [r[i] for r in results])
+
+
+def keys_moved(rank: int, group: Any, case: Case) -> tuple[list[int], list[torch.Tensor]]:
+    """(bytes of keys that each of seven calls takes, gradients): a layer; two whose backwards come in reverse, one twice."""
+    v = vectors(case)
+    p = case.plan(v)
+    moved: list[int] = []
+    layers = [
+        [p.shard(t, rank, of=of) for t, of in zip(tensors(replace(case, seed=s))[:3], ("rows", "keys", "keys"), strict=True)]
+        for s in range(3)
+    ]
+    inputs = [[t.clone().requires_grad_() for t in layer] for layer in layers]
+
+    def counted(call: Any) -> Any:
+        with comm.count_traffic() as ledger:
+            result = call()
+        moved.append(sum(n for (kind, _), n in ledger.pulled.items() if kind == "kv"))
+        return result
+
+    def forward(layer: int) -> torch.Tensor:
+        out: torch.Tensor = counted(lambda: context_parallel.run(v, *inputs[layer], group, plan=p, strategy=case.strategy))
+        return out
+
+    def backward(out: torch.Tensor) -> None:
+        counted(lambda: out.square().sum().backward(retain_graph=True))
+
+    backward(forward(0))
+    outs = [forward(1), forward(2)]
+    for i in (1, 0, 0):
+        backward(outs[i])
+    return moved, [t.grad for layer in inputs for t in layer if t.grad is not None]
+
+
+@pytest.mark.parametrize("strategy", DIRECT)
+def test_keys_are_kept_for_a_backward_that_follows_their_forward(ranks: Pool, strategy: str) -> None:
+    """Also on ranks without rows: three chunks for four ranks."""
+    case = Case(4, 24, 3, strategy=strategy, chunk=8, order="contiguous")
+    kept, again = (
+        ranks.run(4, keys_moved, replace(case, switches={"keep_keys": keep, "prune": False})) for keep in (True, False)
+    )
+    assert any(moved[0] for moved, _ in kept)
+    for (few, grads), (many, others) in zip(kept, again, strict=True):
+        assert many == [many[0]] * 7
+        assert few == [many[0], 0, many[0], many[0], 0, many[0], 0]
+        assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
