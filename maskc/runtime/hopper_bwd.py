@@ -26,8 +26,8 @@ from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
-_EVEN_WAVES = 16  # the same while more than about _EVEN_HEADS stay together: with 64 heads over one a causal-document backward of
-_EVEN_HEADS = 4  # 2048 key tiles takes 105 ms by 64 heads, 92 by 32; ranks of 256 and 384 tiles are 8 % faster by 4 than by 8
+_EVEN_WAVES = 16  # the same while more than about _EVEN_HEADS stay together: ranks of 256 and 384 key tiles of 64 heads over one
+_EVEN_HEADS = 4  # are 8 % faster by 4 than by 8
 FEW = 16  # work items per multiprocessor below which it matters that the last ones are short
 _NEAR = 32 << 20  # bytes of Q, dO and dQ accumulators that CTAs which run together may spread over
 
@@ -191,7 +191,8 @@ class _Shape:
         batch, nq, hq, _ = q.shape
         nk, hk = k.shape[1], k.shape[2]
         q_blocks, kv_blocks = -(-nq // spec.block_q), -(-nk // spec.block_kv)
-        heads = heads_per_cta(hq // hk, hq // v.heads, batch * hk * kv_blocks, multiprocessors(q.device))
+        near = heads_together(nq * spec.head_dim)
+        heads = heads_per_cta(hq // hk, hq // v.heads, batch * hk * kv_blocks, multiprocessors(q.device), near)
         splits = hq // hk // heads
         return cls(batch, nq, nk, hq, hk, q_blocks, kv_blocks, v.batch * v.heads * kv_blocks, splits, heads)
 
@@ -231,10 +232,14 @@ def split_heads(spec: BackwardSpec, v: BoundaryVectors, q: Tensor, k: Tensor) ->
     return shape.splits, shape.heads
 
 
-def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: int) -> int:
+def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: int, near: int) -> int:
     """How many query heads one CTA walks: the most that still fill the GPU evenly, of those that share a kv and a mask head.
 
-    ratio: query heads per kv head. heads_per_mask: query heads per mask head. tiles: key tiles of all kv heads.
+    More than about _EVEN_HEADS only as long as L2 holds them all: CTAs with short key tiles run ahead of those with long ones
+    until the end of the item, and what one has read is gone when the other comes to it.
+
+    ratio: query heads per kv head. heads_per_mask: query heads per mask head. tiles: key tiles of all kv heads. near: as
+    `heads_together` says.
     """
     common = gcd(ratio, heads_per_mask)
 
@@ -243,7 +248,7 @@ def heads_per_cta(ratio: int, heads_per_mask: int, tiles: int, multiprocessors: 
         return [d for d in divisors if tiles * (ratio // d) >= waves * multiprocessors]
 
     short = min(fitting(_WAVES), key=lambda d: max(d / _EVEN_HEADS, _EVEN_HEADS / d), default=1)
-    return max([short, *fitting(_EVEN_WAVES)])
+    return max([short, *(d for d in fitting(_EVEN_WAVES) if d <= max(near, _EVEN_HEADS))])
 
 
 def heads_together(elements: int) -> int:

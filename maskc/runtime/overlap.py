@@ -65,7 +65,8 @@ COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
 SUM_PROCESSORS = 4
 """Multiprocessors that a gated backward leaves free where the query heads of a key head are dealt to several CTAs: their parts of
-the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends."""
+the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends. None where copies take
+so little time that work is done as without them: pieces are then complete near the end anyway."""
 OFFER_CTAS, FEWER_OFFER_CTAS = 32, 16
 """CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: together some times as
 fast as a link, so that only the first part is waited for. Fewer where the copies of keys end long before the kernel: they take
@@ -139,9 +140,10 @@ class Overlapped(KeyBuffer):
         """
         gated = executor != "copy-then-attend"
         own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
-        summed = SUM_PROCESSORS if gated and self.splits(local, q, deterministic) > 1 else 0
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         whole = self.whole(local, q, own, (dk, dv), deterministic)
+        beside = gated and self.splits(local, q, deterministic) > 1
+        beside = beside and not self._backward_tables(local, q, deterministic, whole is not None).in_line
         attend = partial(
             self.attend_backward,
             local,
@@ -155,7 +157,7 @@ class Overlapped(KeyBuffer):
             own=own,
             whole=whole,
             deterministic=deterministic,
-            leave=max(summed, _left_free(executor)),
+            leave=max(SUM_PROCESSORS if beside else 0, _left_free(executor)),
         )
         variant = ("backward", hopper.mask_form(local), q.shape[3], q.dtype, deterministic)
 

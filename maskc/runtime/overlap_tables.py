@@ -60,11 +60,15 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTables:
-    """Of the backward: order of work items, slot range of every key tile, tiles of every slot from number 0 on."""
+    """Of the backward: order of work items, slot range of every key tile, tiles of every slot from number 0 on.
+
+    in_line: work is done in the order of a kernel without copies, which take too little time for another.
+    """
 
     items: Tensor
     blocks: Tensor
     tiles: Tensor
+    in_line: bool
 
 
 @remembered
@@ -151,6 +155,7 @@ def backward_tables(
     load = backward_load(local, spec, units)
     flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
     seconds = flops / UNMASKED_WORK / BACKWARD_RATE * processors
+    in_line = 3 * max(arrivals, default=0.0) < LITTLE * load.sum() * seconds / processors
     if spec.deterministic:  # a tile may wait for lower ones, so those come first
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
@@ -160,14 +165,14 @@ def backward_tables(
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         later = lent[np.minimum(ranges[:, 1], plan.own)] if whole else None
-        in_line = 3 * max(arrivals, default=0.0) < LITTLE * load.sum() * seconds / processors
         together = near if few else 1
         planned, pieces = backward_items(*given, together, arrivals, seconds, 2 * near, later, in_line)
         eager = BACKWARD_EAGER if few else BACKWARD_EAGER[:1]
         items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
-    return BackwardTables(*_on(device, items, _packed(ranges + first), tiles))
+    order, blocks, counts = _on(device, items, _packed(ranges + first), tiles)
+    return BackwardTables(order, blocks, counts, bool(in_line))
 
 
 def backward_load(local: BoundaryVectors, spec: BackwardSpec, units: Units) -> Ints:

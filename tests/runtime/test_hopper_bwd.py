@@ -14,29 +14,33 @@ from maskc.runtime.hopper_bwd import Dealing, _Shape, heads_per_cta, heads_toget
 
 
 @pytest.mark.parametrize(
-    ("ratio", "heads_per_mask", "tiles", "expected"),
+    ("ratio", "heads_per_mask", "tiles", "near", "expected"),
     [
-        (1, 1, 10, 1),
-        (4, 32, 10_000, 4),  # enough tiles: all query heads of a kv head in one CTA
-        (4, 32, 100, 1),  # 400 CTAs at most: as many as there can be
-        (4, 32, 200, 2),
-        (14, 14, 10_000, 14),
-        (14, 1, 10_000, 1),  # a mask of its own for every query head
-        (6, 2, 10_000, 2),
-        (7, 7, 40, 1),
-        (7, 7, 512, 7),
-        (12, 12, 512, 4),
-        (64, 64, 10_000, 64),
-        (14, 14, 300, 7),
-        (64, 64, 2048, 32),  # 16 items a multiprocessor while more than about 4 heads stay together
-        (64, 64, 512, 8),
-        (64, 64, 200, 4),
-        (64, 64, 64, 4),
-        (64, 64, 10, 2),
+        (1, 1, 10, 99, 1),
+        (4, 32, 10_000, 99, 4),  # enough tiles: all query heads of a kv head in one CTA
+        (4, 32, 100, 99, 1),  # 400 CTAs at most: as many as there can be
+        (4, 32, 200, 99, 2),
+        (14, 14, 10_000, 99, 14),
+        (14, 1, 10_000, 99, 1),  # a mask of its own for every query head
+        (6, 2, 10_000, 99, 2),
+        (7, 7, 40, 99, 1),
+        (7, 7, 512, 99, 7),
+        (12, 12, 512, 99, 4),
+        (64, 64, 10_000, 99, 64),
+        (14, 14, 300, 99, 7),
+        (64, 64, 2048, 99, 32),  # 16 items a multiprocessor while more than about 4 heads stay together
+        (64, 64, 512, 99, 8),
+        (64, 64, 200, 99, 4),
+        (64, 64, 64, 99, 4),
+        (64, 64, 10, 99, 2),
+        (64, 64, 2048, 8, 8),  # those that L2 holds
+        (64, 64, 2048, 1, 4),
+        (4, 4, 10_000, 1, 4),
+        (14, 14, 10_000, 5, 7),
     ],
 )
-def test_heads_of_a_cta(ratio: int, heads_per_mask: int, tiles: int, expected: int) -> None:
-    heads = heads_per_cta(ratio, heads_per_mask, tiles, 132)
+def test_heads_of_a_cta(ratio: int, heads_per_mask: int, tiles: int, near: int, expected: int) -> None:
+    heads = heads_per_cta(ratio, heads_per_mask, tiles, 132, near)
     assert heads == expected
     assert ratio % heads == heads_per_mask % heads == 0
 
