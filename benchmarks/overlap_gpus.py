@@ -5,6 +5,7 @@
 Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
 
     gated                    balanced plan, keys pulled by copy engines beside the kernel
+    gated, keys kept         the same; the backward, right behind the forward, does not pull them again
     copy-then-attend         the same, one after the other
     all-gather, staged       balanced plan, pruned exchange over NCCL; one kernel, or partial results merged
     ring                     zigzag plan, the next keys on their way during compute, steps that see nothing left out
@@ -69,7 +70,8 @@ from maskc.runtime.overlap_plan import overlap_plan
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 
-WAYS = ("gated", "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
+KEPT = "gated, keys kept"
+WAYS = ("gated", KEPT, "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
 EVERYWHERE = ("gated", "ring", "dual-chunk gather")
 """Ways of every cell; the others are measured in the first FULL cells alone."""
 FULL = 10
@@ -151,6 +153,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     everything = rank.plan("zigzag", prune=False)
     makers: dict[str, Callable[[], Run]] = {
         **{s: partial(exchanged, rank, balanced, s) for s in ("gated", "copy-then-attend", "all-gather", "staged")},
+        KEPT: partial(exchanged, rank, balanced, "gated", keep=True),
         "ring": partial(exchanged, rank, zigzag, "ring"),
         "dual-chunk gather": partial(gathered, rank, zigzag),
         "torch context parallel": partial(torch_context_parallel, rank),
@@ -186,7 +189,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
             clock.time(name, "backward", partial(runs[name].backward, *given))
     times = clock.slowest()
     traffic = {
-        **dict.fromkeys(("gated", "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),
+        **dict.fromkeys(("gated", KEPT, "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),
         "ring": (zigzag, "ring"),
         "dual-chunk gather": (everything, "all-gather"),
         "torch context parallel": (everything, "all-gather"),
@@ -301,6 +304,8 @@ def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rou
         made[f"e_{d}"] = 1 - (times[way, d][0] - attention[0]) / comm[0] if hidden and attention and comm else None
         bytes_to = zip(*p.traffic(strategy, 0, d, rank.cell.batch), strict=True)  # type: ignore[arg-type]
         made[f"bytes_{d}"] = max(map(sum, bytes_to))
+    if way == KEPT:
+        made["bytes_backward"] -= made["bytes_forward"]
     made["step_ms"] = made["forward_ms"] + made["backward_ms"]
     return made
 
@@ -387,6 +392,8 @@ def copying_ctas(rank: Rank, ways: Sequence[str]) -> dict[str, dict[str, int]]:
     for way in ways:
         if way == "dual-chunk gather":
             run = gathered(rank, rank.plan("zigzag"))
+        elif way == KEPT:
+            continue
         else:
             run = exchanged(rank, rank.plan("zigzag" if way == "ring" else "balanced"), way)
         run.backward(*run.forward())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,9 +110,10 @@ class Rank:
         return [torch.randn(self.cell.batch, n, h, HEAD_DIM, generator=g, device=self.device, dtype=dtype) for n, h in shapes]
 
 
-def exchanged(rank: Rank, p: AttentionPlan, strategy: str) -> Run:
-    """A strategy of `maskc.run`, below its checks and autograd."""
+def exchanged(rank: Rank, p: AttentionPlan, strategy: str, keep: bool = False) -> Run:
+    """A strategy of `maskc.run`, below its checks and autograd. keep: the backward may use the keys of the forward."""
     q, k, v, dout = rank.tensors(p)
+    p = replace(p, keep_keys=keep)
     call = context_parallel.agreed_call(rank.spec, q, k, v, rank.peer, p, strategy, None, False, "auto", True)
     return Run(
         lambda: executor.forward(call, q, k, v),
