@@ -36,7 +36,7 @@ def _serve(rank: int, size: int, sizes: tuple[int, ...], path: str, pipe: Connec
 class Pool:
     """Up to `size` ranks; `run` calls a module-level function as f(rank, group, *args) on the first `world` of them."""
 
-    def __init__(self, sizes: tuple[int, ...] = (2, 3, 4, 8)) -> None:
+    def __init__(self, sizes: tuple[int, ...] = (2, 3, 4, 5, 8)) -> None:
         self.size = max(sizes)
         context = get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "maskc.runtime.context_parallel", "maskc.binding.bound"])

@@ -131,6 +131,13 @@ def test_idle_ranks_take_part(ranks: Pool) -> None:
         assert sorted(r["out"].shape[1] for r in results) == [0, 0, 1, 64]
 
 
+@pytest.mark.parametrize("strategy", ALL)
+def test_more_ranks_than_chunks(ranks: Pool, strategy: str) -> None:
+    """Five ranks, 129 rows: chunks of 64 leave two of them none, chunks of 26 leave one a short one."""
+    for chunk in (64, 26):
+        check(ranks, docs([50, 79]), 129, world=5, strategy=strategy, order="contiguous", chunk=chunk, heads=(4, 2, 1))
+
+
 def test_a_tail_outside_all_documents_is_zero(ranks: Pool) -> None:
     """Documents end at 44 of 46 rows: the tail gives 0, -inf and zero gradients."""
     spec = docs([14, 18, 12], n=46)
