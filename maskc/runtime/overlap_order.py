@@ -110,9 +110,13 @@ class Planned:
 
     def soonest(self, processors: int, eager: Iterable[float], end: Callable[[Floats], float]) -> NDArray[np.uint32]:
         """The work items in that of these orders which ends first. end: of a list, from when each item is done."""
-        orders = list({order.tobytes(): order for order in (self.order(processors, e) for e in eager)}.values())
+        orders = self.orders(processors, eager)
         best = orders[0] if len(orders) == 1 else min(orders, key=lambda order: end(self.ends(order, processors)))
         return self.packed[best]
+
+    def orders(self, processors: int, eager: Iterable[float]) -> list[Ints]:
+        """Those that differ."""
+        return list({order.tobytes(): order for order in (self.order(processors, e) for e in eager)}.values())
 
 
 def forward_items(
@@ -201,21 +205,32 @@ def backward_items(
 
 
 def soonest_backward(
-    items: Planned, pieces: Ints, processors: int, leaving: Sequence[float], eager: Iterable[float] = (0.0,)
+    items: Planned,
+    pieces: Ints,
+    processors: int,
+    leaving: Sequence[float],
+    eager: Iterable[float] = (0.0,),
+    other: tuple[Planned, Ints, float] | None = None,
 ) -> NDArray[np.uint32]:
     """The order after which the kernel, and the gradients of all pieces behind each other, are soonest done.
 
-    leaving: seconds that the gradients of each piece take on their way.
+    leaving: seconds that the gradients of each piece take on their way. other: the same in another order, after which the
+    sum of own gradients takes so many seconds more.
     """
 
-    def end(ends: Floats) -> float:
+    def end(ends: Floats, pieces: Ints) -> float:
         sent, done = 0.0, np.zeros(len(leaving))
         np.maximum.at(done, pieces[pieces >= 0], ends[pieces >= 0])
         for there, seconds in zip(done.tolist(), leaving, strict=True):
             sent = max(sent, there) + seconds if seconds else sent
         return max(sent, float(ends.max(initial=0.0)))
 
-    return items.soonest(processors, eager, end)
+    tried = [(items, pieces, 0.0)] if other is None else [(items, pieces, 0.0), other]
+    orders = [(*of, order) for of in tried for order in of[0].orders(processors, eager)]
+    if len(orders) == 1:
+        return items.packed[orders[0][3]]
+    best, _, _, order = min(orders, key=lambda o: end(o[0].ends(o[3], processors), o[1]) + o[2])
+    return best.packed[order]
 
 
 def _check(tiles: int, what: str, heads: int, which: str) -> None:

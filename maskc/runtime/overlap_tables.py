@@ -44,6 +44,8 @@ LATE, OFFER_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 LITTLE = 0.025
 """Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
+SUM_BYTES, MEMORY_RATE = 2 * (4 + 4 + 2), 3e12
+"""That the sum of own gradients reads and writes for an element of K and V where the kernel has not added them, and bytes/s."""
 FEW_TILES = 1 << 18
 """That the host classifies itself, in a few milliseconds at most, while the GPU may still be at work."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
@@ -164,11 +166,15 @@ def backward_tables(
         near, few = hopper_bwd.heads_together(local.nq * spec.head_dim), load.size < FEW * processors
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
-        later = lent[np.minimum(ranges[:, 1], plan.own)] if whole else None
+        later = lent[np.minimum(ranges[:, 1], plan.own)] if whole and lent.any() and not in_line else None
         together = near if few else 1
         planned, pieces = backward_items(*given, together, arrivals, seconds, 2 * near, later, in_line)
         eager = BACKWARD_EAGER if few else BACKWARD_EAGER[:1]
-        items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager)
+        other = None
+        if later is not None and few:  # then a long tile that comes late is waited for, longer than others' gradients are worth
+            added = SUM_BYTES / MEMORY_RATE * units.batch * units.hk * spec.head_dim * spec.block_kv * int(later.sum())
+            other = *backward_items(*given, together, arrivals, seconds, 2 * near), added
+        items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager, other)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
     order, blocks, counts = _on(device, items, _packed(ranges + first), tiles)

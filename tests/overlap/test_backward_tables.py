@@ -221,3 +221,16 @@ def test_copies_that_are_not_one_piece_are_refused() -> None:
 def test_an_empty_addend_list() -> None:
     table = SumTable.of([Addend(0, 0, 4, None, 0, 4, ())], CPU)
     assert table.longest == 0
+
+
+@given(work(), st.integers(1, 4), st.sampled_from((0.0, 0.5, 2.0, 1e9)))
+def test_another_order_is_taken_where_it_ends_sooner_with_what_it_costs(given: object, processors: int, more: float) -> None:
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    lists = [backward_items(latest, load, first, own, group, arrivals, 0.5, in_line=in_line) for in_line in (False, True)]
+    leaving = [0.0] * len(arrivals)
+    ends = []
+    for planned, _ in lists:
+        order = planned.order(processors)
+        ends.append((float(planned.ends(order, processors).max()), planned.packed[order].tolist()))
+    chosen = soonest_backward(*lists[0], processors, leaving, other=(*lists[1], more)).tolist()
+    assert chosen == (ends[0][1] if ends[0][0] <= ends[1][0] + more else ends[1][1])
