@@ -141,13 +141,7 @@ class Rank:
 
     def sends(self) -> None:
         """The way of gradients to others alone."""
-        cut = self.rank.backward_cut
-        self.queues.follow("sum", "compute")
-        with self.queues.on("send"):
-            for piece in cut.pieces:
-                if piece // len(cut.plan.slots) % cut.together == 0:
-                    self.rank.push(cut, piece, self.grads, cut.together)
-        self.queues.follow("compute", "send")
+        send_gradients(self.rank, self.grads)
 
     def sum(self) -> None:
         """What follows the kernel: gradients of own keys, added up."""
@@ -192,6 +186,18 @@ class Rank:
         keys, values = (head_major(x[:, rows]) for x in (self.rank.keys, self.rank.values))
         new = ops.forward(local, self.q, keys, values, self.scale, schedule=tables, out_dtype=torch.float32)
         return new if total is None else merge(total, new)
+
+
+def send_gradients(over: Overlapped, made: Gradients) -> None:
+    """The way of gradients to their owners alone, after the compute stream, which goes on after them."""
+    cut, queues = over.backward_cut, over.queues
+    queues.follow("send", "compute")
+    queues.follow("sum", "compute")
+    with queues.on("send"):
+        for piece in cut.pieces:
+            if piece // len(cut.plan.slots) % cut.together == 0:
+                over.push(cut, piece, made, cut.together)
+    queues.follow("compute", "send")
 
 
 def _fill(device: torch.device, peer: int, pair: Pair) -> None:

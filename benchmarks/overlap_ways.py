@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.masks import MaskCase
 from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM
+from benchmarks.overlap_rank import send_gradients
 from maskc.binding.bound import BoundMask
 from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
@@ -157,12 +158,8 @@ def alone(rank: Rank, p: AttentionPlan) -> Alone:
 
     def both(out: Tensor, lse: Tensor) -> None:
         over.copy_keys(over.backward_cut, 0)
-        over.queues.follow("send", "compute")
-        with over.queues.on("send"):
-            for piece in over.backward_cut.pieces:
-                over.push(over.backward_cut, piece, made[0])
+        send_gradients(over, made[0])
         over.queues.follow("compute", "copy")
-        over.queues.follow("compute", "send")
         over.add_up(made[0], (dk, dv))
 
     attention = Run(lambda: over.attend(local, q, call.scale, gated=True, there=True, own=own_forward), backward)
