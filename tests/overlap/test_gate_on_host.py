@@ -16,6 +16,7 @@ from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 
 _AROUND = """
 {tables}
+struct MaskTables {{ int kv_blocks; }};
 // One CTA's shared memory, the GPU's clock, and what a look at a flag costs.
 static u32 shared_words[2048];
 static u64 now;
