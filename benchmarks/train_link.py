@@ -106,7 +106,6 @@ class Link:
     one_engine = False
     by_parts = False
     near = False
-    streams = 1
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import cycle, groupby, product
+from itertools import groupby, product
 from operator import itemgetter
 from typing import Literal, TypeAlias, TypeVar, assert_never
 
@@ -33,7 +33,6 @@ from maskc.runtime.overlap_kernels import Gradients, InPlace, KeyBuffer, Lasting
 from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.overlap_sum import lent_runs, over_splits
 from maskc.runtime.protocol import (
-    COPIES,
     PARTS,
     Attend,
     Begin,
@@ -110,7 +109,7 @@ class Overlapped(KeyBuffer):
         turn = self.transport.begin(self.readers)
         cut = self.forward_cut
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead)
-        by = PARTS, self.transport.by_parts, self._streams(executor)
+        by = PARTS, self.transport.by_parts
         out, lse = self._enqueue(call_steps(cut.plan, self.readers, turn, cut.groups, *by), turn, call, attend)
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil((lse,), self.words.failed.data_ptr())
@@ -170,7 +169,7 @@ class Overlapped(KeyBuffer):
         turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
         cut = self.backward_cut
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), self._added(own, whole, turn.epoch))
-        by = PARTS, self.transport.by_parts, self._streams(executor)
+        by = PARTS, self.transport.by_parts
         how = gather, cut.together, self.transport.one_engine, whole is not None
         steps = backward_steps(cut.plan, self.readers, turn, cut.groups, *how, *by)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
@@ -316,7 +315,7 @@ class Overlapped(KeyBuffer):
                 assert isinstance(result, Gradients)
                 self.push(call.cut, piece, result, groups)
             case End(after):
-                queues.follow(stream, after)
+                queues.follow("compute", after)
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None
@@ -327,18 +326,11 @@ class Overlapped(KeyBuffer):
 
     def copy_keys(self, cut: Cut, half: int) -> None:
         """Enqueue the copies of a call with their flags, alone, after the compute stream, which goes on after them."""
-        streams = COPIES[: self.transport.streams]
-        for stream in streams:
-            self.queues.follow(stream, "compute")
-        for stream, piece in zip(cycle(streams), cut.pieces, strict=False):
-            with self.queues.on(stream):
+        self.queues.follow("copy", "compute")
+        for piece in cut.pieces:
+            with self.queues.on("copy"):
                 self.pull(cut, piece, half)
-            self.queues.put(stream, self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
-        for stream in streams[1:]:
-            self.queues.follow(streams[0], stream)
-
-    def _streams(self, executor: Executor) -> int:
-        return 1 if executor == "sm-copy" else self.transport.streams
+            self.queues.put("copy", self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
 
     def pull(self, cut: Cut, piece: int, half: int) -> None:
         """Enqueue the copy of a piece on torch's current stream."""

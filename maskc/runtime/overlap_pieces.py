@@ -24,7 +24,7 @@ FORWARD_SPEED = 750e12
 """FLOP/s of the forward kernel, as it is and not as its planned clock goes."""
 LEVEL = 0.005
 """Share of the time by which more groups of heads must end sooner: fewer pieces cost the host and the gate less."""
-FEWEST_PIECES, HIDING_PIECES, PRICE = 4, 20, 0.06
+FEWEST_PIECES, HIDING_PIECES, PRICE = 4, 24, 0.06
 """Of a forward: pieces where they can be had; of which the last, and the work that needs it, is little; what share of the time
 those may cost."""
 FEWEST_BACKWARD = 8

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, product
+from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
 from maskc.codegen.spec_bwd import GRAD_PARTS
@@ -36,9 +36,7 @@ HALVES = 2
 """Epochs whose keys lie in a source buffer at a time."""
 PARTS = GRAD_PARTS
 """Of all heads, in which keys become ready and gradients are sent."""
-Stream: TypeAlias = Literal["compute", "offer", "copy", "second", "send", "sum"]
-COPIES: tuple[Stream, ...] = ("copy", "second")
-"""Streams that pieces come by, in turn: the words of one are read and written while the other copies."""
+Stream: TypeAlias = Literal["compute", "offer", "copy", "send", "sum"]
 Kind: TypeAlias = Literal["offered", "ready", "done", "flag", "finished", "sent", "came", "free"]
 
 
@@ -153,7 +151,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The stream goes on once everything enqueued on this other one so far is complete: the memory may be used again."""
+    """The compute stream goes on once everything enqueued on this stream so far is complete: it may use the memory again."""
 
     after: Stream
 
@@ -205,21 +203,14 @@ class Epochs:
 
 
 def call_steps(
-    plan: OverlapPlan,
-    readers: Sequence[int],
-    turn: Turn,
-    groups: int = 1,
-    parts: int = PARTS,
-    by_parts: bool = True,
-    streams: int = 1,
+    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, parts: int = PARTS, by_parts: bool = True
 ) -> tuple[Step, ...]:
     """Everything a forward call enqueues, in the order of enqueueing.
 
-    readers: the ranks that copy from this one. groups: of heads, the pieces of a chunk. streams: that copies come by. The
-    kernel comes last: all it waits for is enqueued before it.
+    readers: the ranks that copy from this one. groups: of heads, the pieces of a chunk. The kernel comes last: all it
+    waits for is enqueued before it.
     """
-    gather = _gather(plan, readers, turn, groups, parts, by_parts, streams)
-    return (*gather, ("compute", Attend(plan.pieces(groups), turn.epoch)))
+    return (*_gather(plan, readers, turn, groups, parts, by_parts), ("compute", Attend(plan.pieces(groups), turn.epoch)))
 
 
 def backward_steps(
@@ -233,7 +224,6 @@ def backward_steps(
     adds: bool = False,
     parts: int = PARTS,
     by_parts: bool = True,
-    streams: int = 1,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
@@ -246,17 +236,14 @@ def backward_steps(
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     lenders = tuple(reader for reader, _ in plan.lends)
-    gathered: Iterable[Step] = [("compute", Settle(epoch))]
-    if gather:
-        gathered = _gather(plan, readers, turn, groups, parts, by_parts, streams)
-    steps = list(gathered)
+    steps: list[Step] = list(_gather(plan, readers, turn, groups, parts, by_parts)) if gather else [("compute", Settle(epoch))]
     steps.append(("compute", Attend(foreign if gather else (), epoch, foreign, lenders if adds else ())))
     pushed = dict(turn.pushed)
     count = len(plan.slots)
     leaving = [p for p in foreign if p // count % together == 0]
     last = {(plan.slot_of(piece).source, piece // count): piece for piece in leaving}
-    if keys_first and gather:
-        steps += [("send", Wait(Word("flag", rank, piece), epoch)) for piece in foreign[-streams:]]
+    if keys_first and gather and foreign:
+        steps.append(("send", Wait(Word("flag", rank, foreign[-1]), epoch)))
     for piece in leaving:
         owner, group = plan.slot_of(piece).source, piece // count
         steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
@@ -294,17 +281,14 @@ def _of_copies(step: Step) -> bool:
     return stream == "copy" and not isinstance(op, Begin) and not after
 
 
-def _gather(
-    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, parts: int, by_parts: bool, streams: int
-) -> Iterable[Step]:
+def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, parts: int, by_parts: bool) -> Iterable[Step]:
     """Own keys to their places, and the copies of others behind each other, with a flag after each.
 
     by_parts: a copy waits for the parts that its heads are in, else for all: a wait each would take time where they come at
     once.
     """
     rank, half, epoch = plan.rank, turn.half, turn.epoch
-    copies = COPIES[: min(streams, len(plan.pulls) * groups)]
-    steps: list[Step] = [(stream, Begin()) for stream in copies]
+    steps: list[Step] = [("copy", Begin())] if plan.pulls else []
     steps += [("offer", Wait(Word("done", rank, r), late)) for r, late in turn.late]
     if readers:
         steps.append(("offer", Begin()))
@@ -313,17 +297,16 @@ def _gather(
             steps += [("offer", Put(Word("ready", r, rank), told(epoch, part + 1, parts))) for r in readers]
         steps.append(("compute", Wait(Word("offered", rank, rank), epoch)))
     steps.append(("compute", Settle(epoch)))
-    waited: dict[tuple[Stream, int], int] = {}
+    waited: dict[int, int] = {}
     count = len(plan.slots)
-    for stream, piece in zip(cycle(copies), plan.pieces(groups), strict=False):
+    for piece in plan.pieces(groups):
         source, group = plan.slot_of(piece).source, piece // count
         within = group * parts // groups, -(-(group + 1) * parts // groups)
         upto = within[1] if by_parts else parts
-        if upto > waited.get((stream, source), 0):
-            waited[stream, source] = upto
-            steps.append((stream, Wait(Word("ready", rank, source), told(epoch, upto, parts))))
-        steps.append((stream, Pull(piece, source, half, epoch, within)))
-        steps.append((stream, Put(Word("flag", rank, piece), epoch)))
-    steps += [(copies[0], End(stream)) for stream in copies[1:]]
+        if upto > waited.get(source, 0):
+            waited[source] = upto
+            steps.append(("copy", Wait(Word("ready", rank, source), told(epoch, upto, parts))))
+        steps.append(("copy", Pull(piece, source, half, epoch, within)))
+        steps.append(("copy", Put(Word("flag", rank, piece), epoch)))
     # behind the last flag, for which the kernel waits; sources wait for these words two calls late
     return steps + [("copy", Put(Word("done", source, rank), epoch)) for source in plan.sources]

@@ -30,7 +30,6 @@ class Symmetric:
     joins = True
     one_engine = True
     by_parts = near = True
-    streams = 1
 
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
         self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank

@@ -153,8 +153,8 @@ class CudaQueues:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(5))  # type: ignore[no-untyped-call]
-        self.offers, self.copies, self.seconds, self.sends, self.sums = streams
+        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(4))  # type: ignore[no-untyped-call]
+        self.offers, self.copies, self.sends, self.sums = streams
         self._compute = torch.cuda.current_stream(device)
         self._events: dict[Stream, torch.cuda.Event] = {}  # recorded and waited for at once, so one each will do
 
@@ -185,7 +185,7 @@ class CudaQueues:
             t.record_stream(self._stream(stream))
 
     def idle(self) -> bool:
-        return all(s.query() for s in (self._compute, self.offers, self.copies, self.seconds, self.sends, self.sums))
+        return all(s.query() for s in (self._compute, self.offers, self.copies, self.sends, self.sums))
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         match stream:
@@ -193,8 +193,6 @@ class CudaQueues:
                 return self.offers
             case "copy":
                 return self.copies
-            case "second":
-                return self.seconds
             case "send":
                 return self.sends
             case "sum":
@@ -265,14 +263,12 @@ class Transport(Protocol):
     have come, for which the kernel waits.
     by_parts: whether other ranks' keys become readable some heads after others.
     near: whether what `staged` names lies on this GPU, so that its kernels may read it as they go.
-    streams: that pieces come by, one or two.
     """
 
     joins: bool
     one_engine: bool
     by_parts: bool
     near: bool
-    streams: int
 
     def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
         """Count a call, see `Epochs.begin`."""
@@ -344,7 +340,6 @@ class Loopback:
     one_engine = False
     by_parts = False
     near = False
-    streams = 1
 
     def __init__(
         self,

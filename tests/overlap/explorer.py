@@ -1,6 +1,6 @@
 """Explores every interleaving of the queues of several ranks, state by state.
 
-A rank has five streams; a step of a stream starts when the one before it is complete. With one hardware queue a step also
+A rank has four streams; a step of a stream starts when the one before it is complete. With one hardware queue a step also
 starts only when everything enqueued before it, on any stream, has started, so that a wait holds up all that follows.
 Copies and kernels take time: they have a beginning and an end, and others run in between. While the attention kernel of a
 rank runs, no other kernel finds a place there: own keys are offered by one that began before it, or after its end.
@@ -36,7 +36,7 @@ from maskc.runtime.protocol import (
 )
 
 TORN = -1
-STREAMS: tuple[Stream, ...] = ("compute", "offer", "copy", "second", "send")
+STREAMS: tuple[Stream, ...] = ("compute", "offer", "copy", "send")
 
 
 class Violation(Exception):

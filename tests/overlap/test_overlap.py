@@ -294,7 +294,6 @@ class Shared:
     """Every rank's source halves and words in one process: the transport of rank `rank`."""
 
     joins = one_engine = near = by_parts = False
-    streams = 1
 
     def __init__(
         self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout, staging: dict[tuple[int, int], Pair]

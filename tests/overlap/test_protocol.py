@@ -13,7 +13,6 @@ from maskc.runtime.overlap_plan import OverlapPlan, visit_order
 from maskc.runtime.protocol import (
     Attend,
     Begin,
-    End,
     Epochs,
     Fill,
     Pull,
@@ -56,28 +55,27 @@ CALLS = {"forward": "fff", "backward": "bbb", "training": "fb", "with kept keys"
 """f: forward, b: backward, o: with one copy engine, k: backward over the keys of the call before, a: its kernel adds."""
 
 
-def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int, parts: int = 1, streams: int = 1) -> Program:
-    """r: forward, copies by a kernel. parts: in which keys are offered and gradients sent. streams: that copies come by."""
+def program(made: list[OverlapPlan], p: OverlapPlan, calls: str, groups: int, parts: int = 1) -> Program:
+    """r: forward, copies by a kernel. parts: in which keys are offered and gradients sent."""
     epochs, readers = Epochs(), readers_of(made, p.rank)
     owners = dict.fromkeys(s.source for s in p.pulls)
     steps: Program = []
     for call in calls:
         match call:
             case "f":
-                steps += call_steps(p, readers, epochs.begin(readers), groups, parts, streams=streams)
+                steps += call_steps(p, readers, epochs.begin(readers), groups, parts)
             case "r":
                 steps += regrouped(call_steps(p, readers, epochs.begin(readers), groups, parts))
             case _:
                 gather = call in "boa"
                 turn = epochs.begin(readers if gather else None, owners)
-                how = gather, 1, call == "o", call == "a", parts
-                steps += backward_steps(p, readers, turn, groups, *how, streams=streams)
+                steps += backward_steps(p, readers, turn, groups, gather, 1, call == "o", call == "a", parts)
     return steps
 
 
-def programs(case: str, calls: str = "fff", groups: Sequence[int] = (1, 1, 1), parts: int = 1, streams: int = 1) -> list[Program]:
+def programs(case: str, calls: str = "fff", groups: Sequence[int] = (1, 1, 1), parts: int = 1) -> list[Program]:
     """groups: of heads, by rank; they need not agree."""
-    return [program(CASES[case], p, calls, g, parts, streams) for p, g in zip(CASES[case], groups, strict=False)]
+    return [program(CASES[case], p, calls, g, parts) for p, g in zip(CASES[case], groups, strict=False)]
 
 
 EXPLORED = [
@@ -110,20 +108,6 @@ def test_keys_offered_and_gradients_sent_in_parts(calls: str, groups: Sequence[i
     assert Explorer(programs("causal pair: nobody copies from rank 1", calls, groups, parts=2), one_queue).explore() > 10
     if one_queue or calls == "a":
         assert Explorer(programs("two ranks, a chunk each", calls, groups, parts=2), one_queue).explore() > 10
-
-
-@QUEUES
-@pytest.mark.parametrize("calls", ["fff", "fb", "oo", "a"])
-@pytest.mark.parametrize("case", ["two ranks, two chunks each", "causal pair: nobody copies from rank 1"])
-def test_pieces_that_come_by_two_streams(case: str, calls: str, one_queue: bool) -> None:
-    if one_queue or case.startswith("causal") or calls in ("fff", "a"):
-        assert Explorer(programs(case, calls, (2, 2), streams=2), one_queue).explore() > 10
-
-
-def test_a_source_is_told_after_the_copies_of_both_streams() -> None:
-    steps = programs("causal pair: nobody copies from rank 1", "fff", (2, 2), streams=2)
-    with pytest.raises(Violation, match="copies epoch"):
-        Explorer([without(None, End)(p) for p in steps]).explore()
 
 
 @QUEUES
