@@ -18,6 +18,8 @@ from maskc.runtime.transport import CudaQueues
 
 CLOCK = 1.98e9
 """Cycles per second of the GPU."""
+HICCUP = 1e-3
+"""Seconds that the host may take longer than it did before, at any run."""
 FEWEST, FEWEST_LONG, MOST = 15, 5, 60
 """Rounds of a cell; of one where something takes longer than LONG."""
 LONG = 50.0
@@ -88,7 +90,7 @@ class Stopwatch:
 
     def _enqueue(self, name: str) -> Events:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(int(self._issue[name] * 1.3 * CLOCK))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int((self._issue[name] * 1.3 + HICCUP) * CLOCK))  # type: ignore[no-untyped-call]
         start.record()
         for of, stream in product(self.queues, SIDES):
             of.follow(stream, "compute")
