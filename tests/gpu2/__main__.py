@@ -3,7 +3,8 @@
 Pairs of processes share the cases over NCCL, others those that take keys out of each other's memory; a pair that hangs or
 dies is replaced. Many calls in a row and faults have pairs of their own, two devices in one process a last kind; all run
 beside each other, for nothing here is timed. The record is written as results come. Without two GPUs: nothing, unless
---host, which runs the same over Gloo on small sizes.
+--host, which runs the same over Gloo on small sizes, or --shared, which runs the cases that exchange keys on one GPU: NCCL
+wants a GPU a rank, Gloo does not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from benchmarks.digest import digests
 from maskc.runtime.schedule import DIRECT
 from tests.gpu2 import cases, devices, faults, soak
+from tests.gpu2.worker import SHARED
 from tests.gpu2.worker import main as serve
 
 GROUP_SECONDS = 10.0
@@ -34,6 +36,8 @@ CASE_SECONDS = 25.0
 START_SECONDS = 45.0
 ENDING_SECONDS = 8.0
 FAULT_SECONDS = 12.0
+PAIRS = "/h"
+"""In the name of every case of a pair, and of nothing else."""
 NOT_RUN = "not run: out of time"
 Record = dict[str, Any]
 
@@ -51,6 +55,7 @@ class Worker:
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
         environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "500"  # torch's watchdog ends a process after four of these
+        environment |= {SHARED: "1"} if SHARED in os.environ else {}
         self._errors = Path(tempfile.mktemp(prefix="maskc-worker-"))
         with STARTING:
             self._pipe, theirs = PROCESSES.Pipe()
@@ -195,6 +200,7 @@ class Report:
         failed = sum(bool(c["problem"]) for c in self._cases)
         record = {
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
+            "over": "gloo" if SHARED in os.environ or torch.cuda.device_count() < cases.WORLD else "nccl",
             "torch": torch.__version__,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
             **self._about(),
@@ -217,8 +223,12 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=0, help="pairs of processes at a time; 3 on the host, else 24")
     parser.add_argument("--pairs", type=int, default=1, help="pairs that share the cases of a kind")
     parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
+    parser.add_argument("--shared", action="store_true", help="both ranks on one GPU over Gloo; exchanged keys alone")
     args = parser.parse_args()
-    if torch.cuda.device_count() < cases.WORLD and not args.host:
+    if args.shared:
+        os.environ[SHARED] = "1"
+        args.match = args.match or PAIRS
+    if torch.cuda.device_count() < (1 if args.shared else cases.WORLD) and not args.host:
         print("skipped: needs two GPUs")
         return 0
     started = time.monotonic()
@@ -226,6 +236,7 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts, and children could not use it
     PROCESSES.set_forkserver_preload(["tests.gpu2.worker"])
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
+    numbered = [(i, c) for i, c in numbered if not args.shared or c.strategy not in DIRECT]
     soaks = [(args.soak, 8), (args.soak // 5, 32), (args.soak // 5, 1)] if args.match in "soak" else []
     faulty = [name for name in faults.FAULTS if args.match in f"fault/{name}"]
     other = sum(1 for _ in devices.checks()) if args.match in "devices" else 0

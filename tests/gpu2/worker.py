@@ -30,6 +30,8 @@ from maskc.diagnostics import MaskcError
 from tests.gpu2 import cases, devices, faults, soak
 
 ON_GPUS = torch.cuda.device_count() >= cases.WORLD
+SHARED = "MASKC_SHARED_GPU"
+"""In the environment of ranks that share one GPU."""
 Pipe = Connection
 
 
@@ -38,11 +40,12 @@ def say(pipe: Pipe, found: dict[str, Any], started: float) -> None:
 
 
 def join(rank: int, path: str, seconds: float) -> Any:
-    """The group of both ranks, one process a GPU; over Gloo where there are no two GPUs."""
-    if ON_GPUS:
+    """The group of both ranks, one process a GPU; over Gloo where there are no two GPUs, or both ranks share one."""
+    over_nccl = ON_GPUS and SHARED not in os.environ
+    if over_nccl:
         torch.cuda.set_device(rank)
     dist.init_process_group(
-        "nccl" if ON_GPUS else "gloo",
+        "nccl" if over_nccl else "gloo",
         init_method=f"file://{path}",
         rank=rank,
         world_size=cases.WORLD,
@@ -61,7 +64,7 @@ def told(check: Callable[[], str]) -> dict[str, Any]:
 
 def pair(pipe: Pipe, rank: int, path: str, seconds: float) -> None:
     group = join(rank, path, seconds)
-    listed = cases.all_cases() if ON_GPUS else [cases.smaller(c) for c in cases.all_cases()]
+    listed = cases.all_cases() if ON_GPUS or SHARED in os.environ else [cases.smaller(c) for c in cases.all_cases()]
     while True:
         case = listed[pipe.recv()]
         started = time.monotonic()
