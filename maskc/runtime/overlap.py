@@ -420,6 +420,7 @@ class _Call:
 
 
 _warm: set[tuple[object, ...]] = set()
+"""Kinds of calls that this process has made once in the open: what they compiled and loaded lasts as long as it does."""
 
 
 def _refuse_capture(device: torch.device) -> None:
