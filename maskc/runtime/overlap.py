@@ -281,7 +281,7 @@ class Overlapped(KeyBuffer):
         queues, by_kernel = self.queues, call.executor == "sm-copy" and self.device.type == "cuda"
         match op:
             case Wait() | Put():
-                self._say(stream, (op,), call, result)
+                raise AssertionError(f"{op}: words go with those beside them, see `_say`")
             case Begin():
                 queues.follow(stream, "compute")
                 if stream not in self._kept_on:

@@ -6,7 +6,7 @@ one would have without copies, that can go through without waiting; if there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Any
@@ -108,12 +108,6 @@ class Planned:
         out[order] = ends
         return out
 
-    def soonest(self, processors: int, eager: Iterable[float], end: Callable[[Floats], float]) -> NDArray[np.uint32]:
-        """The work items in that of these orders which ends first. end: of a list, from when each item is done."""
-        orders = self.orders(processors, eager)
-        best = orders[0] if len(orders) == 1 else min(orders, key=lambda order: end(self.ends(order, processors)))
-        return self.packed[best]
-
     def orders(self, processors: int, eager: Iterable[float]) -> list[Ints]:
         """Those that differ."""
         return list({order.tobytes(): order for order in (self.order(processors, e) for e in eager)}.values())
@@ -160,7 +154,10 @@ def forward_items(
 
 def soonest_forward(items: Planned, processors: int, eager: Iterable[float] = (0.0,)) -> NDArray[np.uint32]:
     """The order that ends soonest by the planned clock."""
-    return items.soonest(processors, eager, lambda ends: float(ends.max(initial=0.0)))
+    orders = items.orders(processors, eager)
+    if len(orders) == 1:
+        return items.packed[orders[0]]
+    return items.packed[min(orders, key=lambda order: float(items.ends(order, processors).max(initial=0.0)))]
 
 
 def backward_items(
