@@ -24,18 +24,28 @@ def check_elementwise(fact: ir.Pred, span: Span, session: Session) -> bool:
     return False
 
 
-def _conjuncts(facts: Iterable[ir.Pred]) -> Iterator[ir.Pred]:
+def conjuncts(facts: Iterable[ir.Pred]) -> Iterator[ir.Pred]:
+    """The facts, with those that `and` joins one by one."""
     for fact in facts:
         if isinstance(fact, ir.And):
-            yield from _conjuncts(fact.terms)
+            yield from conjuncts(fact.terms)
         else:
             yield fact
 
 
-def at_least_one(facts: Iterable[ir.Pred]) -> frozenset[str]:
-    """The scalar inputs that the facts bound below by 1 or more."""
+def at_least_one(inputs: Iterable[ir.InputDecl], assumes: Iterable[ir.Pred]) -> frozenset[str]:
+    """The scalar inputs that their own `where` or an `assume` bounds below by 1 or more.
+
+    These facts are checked whenever the input is bound; what the `where` of another input says is not, if a mask can do
+    without that one.
+    """
+    assumed = _bounded(assumes)
+    return frozenset(d.name for d in inputs if d.name in assumed or d.name in _bounded(d.where))
+
+
+def _bounded(facts: Iterable[ir.Pred]) -> frozenset[str]:
     found: set[str] = set()
-    for c in _conjuncts(facts):
+    for c in conjuncts(facts):
         if not isinstance(c, ir.Compare):
             continue
         match c.op, c.a, c.b:
@@ -57,20 +67,16 @@ def two_sided(inputs: Iterable[ir.InputDecl], facts: Iterable[ir.Pred]) -> bool:
     if {"row", "key"} <= {d.per for d in inputs}:
         return True
     both = {ir.Size("nq"), ir.Size("nk")}
-    relations = [c for c in _conjuncts(facts) if both <= {n for n in build.walk(c) if isinstance(n, ir.Size)}]
+    relations = [c for c in conjuncts(facts) if both <= {n for n in build.walk(c) if isinstance(n, ir.Size)}]
     equalities = [c for c in relations if isinstance(c, ir.Compare) and c.op == "==" and {c.a, c.b} == both]
     return len(relations) > len(equalities)
 
 
-def inputs_of(node: build.Node) -> frozenset[str]:
-    """The inputs that a predicate reads."""
-    found: set[str] = set()
+def divisors(node: build.Node) -> Iterator[ir.Scalar]:
+    """The scalar inputs that divide."""
     for n in build.walk(node):
         match n:
-            case ir.Scalar(name) | ir.Field(name, _) | ir.BoolField(name, _):
-                found.add(name)
-            case ir.SegAttr() | ir.Same() | ir.InSet() | ir.InEdge() | ir.Item():
-                found.add(n.of)
+            case ir.FloorDiv(b=ir.Scalar() as b) | ir.Mod(b=ir.Scalar() as b):
+                yield b
             case _:
                 pass
-    return frozenset(found)

@@ -7,7 +7,7 @@ whether a mask can be lowered or proved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from maskc.diagnostics import Diagnostic, Span
@@ -20,6 +20,7 @@ from maskc.frontend.units import PLAIN
 from maskc.frontend.values import BAD, Bad, Number, Ref, Truth, Value
 from maskc.frontend.words import AXES, BUILTINS, CALL_KEYWORDS, COORDINATES, did_you_mean, quoted
 from maskc.ir import nodes as ir
+from maskc.ir.traverse import names_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +242,23 @@ class Checker:
             self.assumes.append(t.pred)
 
     def check_divisors(self) -> None:
-        """Every scalar that divides must be declared >= 1, here or by an `assume`."""
-        known = facts.at_least_one([*self.assumes, *(w for d in self.inputs.values() for w in d.where)])
-        for name, span in dict(reversed(self._divisors)).items():
-            if name not in known:
-                self.report(
-                    "M113",
-                    f"the divisor `{name}` may be zero or negative",
-                    span,
-                    f"declare `input {name} : int where {name} >= 1`",
-                )
+        """Every scalar input of this file that divides must be declared >= 1, by its `where` or an `assume`."""
+        self._check_divisors(self._divisors, facts.at_least_one(self.inputs.values(), self.assumes), self.inputs)
+
+    def _check_divisors_of(self, fn: ir.MaskFn) -> None:
+        """Likewise in a mask: an input that is given to a macro of another file divides in that file."""
+        nodes = (fn.body, *fn.assumes, *(w for d in fn.inputs for w in d.where))
+        found = [(s.name, s.span) for node in nodes for s in facts.divisors(node) if s.span is not None]
+        self._divisors += [(name, span) for name, span in found if name in self.inputs]
+        brought = {d.name for d in fn.inputs} - set(self.inputs)
+        self._check_divisors(found, facts.at_least_one(fn.inputs, fn.assumes), brought)
+
+    def _check_divisors(self, found: list[tuple[str, Span]], known: Container[str], of: Container[str]) -> None:
+        """Of each name the first place is reported."""
+        for name, span in dict(reversed(found)).items():
+            if name in of and name not in known:
+                hint = f"declare `input {name} : int where {name} >= 1`"
+                self.report("M113", f"the divisor `{name}` may be zero or negative", span, hint)
 
     # ---- the masks of the file
 
@@ -281,7 +289,7 @@ class Checker:
         crosses = self._crosses(value.pred, by_name, two_sided)
         used = {n for file, n in self._reach([name.text]) if n in file.inputs}
         has_set = any(by_name[n].is_set for n in used if n in by_name)
-        return replace(
+        fn = replace(
             common,
             name=name.text,
             body=value.pred,
@@ -289,6 +297,8 @@ class Checker:
             square=not two_sided and (has_set or crosses),
             span=name.span,
         )
+        self._check_divisors_of(fn)
+        return fn
 
     def _check_unapplied(self, d: ast.Let) -> None:
         """What is wrong in a `let` with parameters whatever its arguments are."""
@@ -353,7 +363,7 @@ class Checker:
                 for n in file.inputs:
                     if n in names:
                         self._bring(n, file.inputs[n], name, entity, merged)
-                assumes += [a for a in file.assumes if a not in assumes and facts.inputs_of(a) <= names]
+                assumes += [a for a in facts.conjuncts(file.assumes) if a not in assumes and names_in(a) <= names]
         return inputs.parents_first(list(merged.values())), assumes
 
     def _bring(self, n: str, decl: ir.InputDecl, name: str, entity: Import, merged: dict[str, ir.InputDecl]) -> None:

@@ -31,6 +31,7 @@ from maskc.ir.nodes import (
     Row,
     Same,
     SegAttr,
+    Size,
     StartOf,
 )
 
@@ -68,6 +69,15 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
     for child in children(node):
         yield from walk(child)
+
+
+def names_in(node: Node) -> set[str]:
+    """The inputs that an expression reads."""
+    found = set()
+    for n in walk(node):
+        name = getattr(n, "name", None) if not isinstance(n, Size) else None
+        found |= {x for x in (name, getattr(n, "of", None)) if isinstance(x, str)}
+    return found
 
 
 def reads_row(node: Node) -> bool:

@@ -179,6 +179,24 @@ def test_use_of_use_and_of_the_standard_set(folder: Path) -> None:
     assert parse_file(folder / "a.mask").pick().body == body("input window : int\nmask m = q < k + window and k <= q")
 
 
+def test_an_assumption_comes_along_term_by_term(folder: Path) -> None:
+    """Of `assume B >= 1 and C >= 1` what speaks of B holds wherever B is read: it divides."""
+    (folder / "b.mask").write_text("input B : int\ninput C : int\nassume B >= 1 and C >= 1\nlet block(t) = t // B + C - C")
+    (folder / "c.mask").write_text("input B : int\ninput C : int\nassume B >= 1 and C >= 1\nlet block(t) = t // B\nlet c = C")
+    for name, wanted in (("b", ["B >= 1", "C >= 1"]), ("c", ["B >= 1"])):
+        (folder / "a.mask").write_text(f'use block from "{name}.mask"\nmask m = block(q) == block(k)')
+        assert [a.span.text for a in parse_file(folder / "a.mask").pick().assumes if a.span] == wanted
+
+
+@pytest.mark.parametrize("where", ["", " where N >= 1"])
+def test_a_divisor_that_is_given_to_another_file(folder: Path, where: str) -> None:
+    """What the other file says of its own N does not count."""
+    (folder / "b.mask").write_text("input N : int where N >= 1\nlet block(t, b) = t // b\nmask m = block(q, N) == k // N")
+    (folder / "a.mask").write_text(f'use block from "b.mask"\ninput N : int{where}\nmask m = block(q, N) == block(k, N)')
+    errors = errors_of(parse_file, folder / "a.mask")
+    assert [(d.code, d.span.text) for d in errors if d.span] == ([] if where else [("M113", "N")])
+
+
 USE_ERRORS = [
     ('use «nothing» from "lib/window.mask"\nmask m = nothing', "M119"),
     ('use «doc» from "lib/window.mask"\nmask m = same(doc)', "M119"),

@@ -113,6 +113,7 @@ ONE = [
     # M113 divisors
     ("input b : int\nmask m = q // «b» >= k // b", "M113", "where b >= 1"),
     ("input b : int where b >= 0\nmask m = q % «b» >= k", "M113", "where b >= 1"),
+    ("input b : int\ninput x : int per key where b >= 1\nmask m = q // «b» == k // b and k < x[k]", "M113", "where b >= 1"),
     ("mask m = q // «0» >= k", "M113", ""),
     ("mask m = q // «(1 - 3)» >= k", "M113", ""),
     ("mask m = q // «k» >= k", "M113", "name it"),
