@@ -150,9 +150,9 @@ class Frame:
                 _check_fits(e)
                 return self._fold((a, b), operator.mul)
             case FloorDiv(a, b):
-                return self._fold((a, b), operator.floordiv)
+                return self._fold((a, b), _floordiv)
             case Mod(a, b):
-                return self._fold((a, b), operator.mod)
+                return self._fold((a, b), _mod)
             case Min(terms):
                 return self._fold(terms, minimum)
             case Max(terms):
@@ -315,6 +315,15 @@ _COMPARE: dict[Op, Callable[[Number, Number], Truth]] = {
 def _check_fits(e: Expr) -> None:
     """Raise M609 where some data could drive the value out of 64 bits."""
     check_fits_int64((e,))
+
+
+def _floordiv(a: Number, b: Number) -> Number:
+    """Facts are evaluated before it is known whether they hold, so a divisor may be anything here."""
+    return a // maximum(b, 1)
+
+
+def _mod(a: Number, b: Number) -> Number:
+    return a % maximum(b, 1)
 
 
 def minimum(a: Number, b: Number) -> Number:

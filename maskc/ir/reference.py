@@ -47,6 +47,7 @@ from maskc.ir.nodes import (
     Size,
     StartOf,
 )
+from maskc.ir.traverse import walk
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,9 @@ def value_of(fn: MaskFn, env: Env, e: Expr, at: Point) -> int:
         case Mul(a, b):
             return v(a) * v(b)
         case FloorDiv(a, b):
-            return v(a) // v(b)
+            return v(a) // max(1, v(b))  # whoever checks data asks before the check that a divisor is >= 1
         case Mod(a, b):
-            return v(a) % v(b)
+            return v(a) % max(1, v(b))
         case Min(terms):
             return min(v(t) for t in terms)
         case Max(terms):
@@ -277,26 +278,27 @@ def dense(fn: MaskFn, env: Env, h: int = 0) -> list[list[bool]]:
 
 def broken_fact(fn: MaskFn, env: Env) -> Pred | None:
     """The first `where` or `assume` that the data break. Facts about outside tokens are not checked there."""
-    for decl in fn.inputs:
-        for fact in decl.where:
-            for at in _places(env, decl):
-                if not holds(fn, env, fact, at) and holds(fn, env, fact, at, positive=False):
-                    return fact
-    for fact in fn.assumes:
-        if not holds(fn, env, fact, Point(0, 0)):
-            return fact
-    return None
+    return next((p for p in facts_of(fn) if any(holds(fn, env, p, at, positive=False) for at in places(fn, env, p))), None)
 
 
-def _places(env: Env, decl: InputDecl) -> list[Point]:
-    match decl.per:
-        case None:
-            return [Point(0, 0)]
-        case "key":
-            return [Point(0, k) for k in range(env.nk)]
-        case "row":
-            return [Point(q, 0) for q in range(env.nq)]
-        case "head":
-            return [Point(0, 0, h) for h in range(len(env.vectors[decl.name]))]
-        case of:
-            return [Point(0, 0, 0, {of: i}) for i in range(len(env.sets[of]))]
+def facts_of(fn: MaskFn) -> tuple[Pred, ...]:
+    """Every `where` and every `assume`."""
+    return (*(p for d in fn.inputs for p in d.where), *fn.assumes)
+
+
+def places(fn: MaskFn, env: Env, fact: Pred) -> list[Point]:
+    """Where a fact must hold: at every key, row, head or segment that it speaks of (of one kind, as the type checker sees to)."""
+    for node in walk(fact):
+        match node:
+            case Col():
+                return [Point(0, k) for k in range(env.nk)]
+            case Row():
+                return [Point(q, 0) for q in range(env.nq)]
+            case Head():
+                heads = max([1, *(len(env.vectors[d.name]) for d in fn.inputs if d.per == "head")])
+                return [Point(0, 0, h) for h in range(heads)]
+            case Item(of):
+                return [Point(0, 0, 0, {of: i}) for i in range(len(env.sets[of]))]
+            case _:
+                pass
+    return [Point(0, 0)]

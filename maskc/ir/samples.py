@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 
-from maskc.ir.nodes import InputDecl, InputKind, MaskFn, Pred
+from maskc.ir.nodes import Col, Head, InputDecl, InputKind, Item, MaskFn, Pred, Row
 from maskc.ir.normalize import ancestry
-from maskc.ir.reference import Env, Point, broken_fact, holds
+from maskc.ir.reference import Env, Point, broken_fact, facts_of, holds, places
+from maskc.ir.traverse import names_in, walk
 
 _TRIES = 40
 _FEW = 2  # scalars that are enumerated rather than drawn
@@ -72,8 +73,9 @@ def _solutions(fn: MaskFn, nq: int, nk: int) -> tuple[dict[str, int], ...]:
 
 
 def _obeys(fn: MaskFn, env: Env) -> bool:
-    facts = [p for d in fn.inputs if d.kind is InputKind.INT and d.per is None for p in d.where]
-    return all(holds(fn, env, p, Point(0, 0)) for p in (*facts, *fn.assumes))
+    """Whether the scalars keep the facts that speak of nothing else."""
+    about = [p for p in facts_of(fn) if names_in(p) <= env.scalars.keys()]
+    return not any(holds(fn, env, p, at, positive=False) for p in about for at in places(fn, env, p))
 
 
 def _set(
@@ -114,16 +116,17 @@ def _vector(fn: MaskFn, d: InputDecl, rng: random.Random, env: Env, heads: int) 
     env.vectors[d.name] = values  # type: ignore[index]
     top = max(env.nq, env.nk) + 1
     few = rng.random() < 0.4
+    facts = [p for p in facts_of(fn) if _is_about(p, d, env)]
     for i in range(size):
         if d.kind is InputKind.BOOL:
             values.append(rng.random() < 0.5)
             continue
         least = int(values[-1]) if d.sorted and values else -1
-        pool = list(range(least, (min(top, 2) if few and not d.where else top) + 1)) or [least]
+        pool = list(range(least, (min(top, 2) if few and not facts else top) + 1)) or [least]
         rng.shuffle(pool)
         for v in pool:
             values.append(v)
-            if all(_not_broken(fn, env, d, p, i) for p in d.where):
+            if not any(holds(fn, env, p, _place(d, i), positive=False) for p in facts):
                 break
             values.pop()
         else:
@@ -131,9 +134,15 @@ def _vector(fn: MaskFn, d: InputDecl, rng: random.Random, env: Env, heads: int) 
     return True
 
 
-def _not_broken(fn: MaskFn, env: Env, d: InputDecl, fact: Pred, i: int) -> bool:
-    at = Point(i, i, i, {d.per: i} if d.per is not None else {})
-    return holds(fn, env, fact, at) or not holds(fn, env, fact, at, positive=False)
+def _is_about(fact: Pred, d: InputDecl, env: Env) -> bool:
+    """Whether a fact speaks of single elements of the vector, and otherwise of nothing that is not drawn yet."""
+    names, axis = names_in(fact), {Col: "key", Row: "row", Head: "head"}
+    axes = {n.of if isinstance(n, Item) else axis[type(n)] for n in walk(fact) if isinstance(n, Item | Col | Row | Head)}
+    return d.name in names and axes == {d.per} and names <= {*env.scalars, *env.vectors, *env.sets}
+
+
+def _place(d: InputDecl, i: int) -> Point:
+    return Point(i, i, i, {d.per: i} if d.per is not None else {})
 
 
 # ---------------------------------------------------------------- texts

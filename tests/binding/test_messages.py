@@ -27,6 +27,12 @@ ORDER = "input doc : segments\nmask m = doc[q] >= doc[k]"
 BLOCKS = "input keep : bool per block(4, 4)\nmask m = keep[q // 4, k // 4]"
 FLAGS = "input noised : bool per key\nmask m = k <= q and not noised[k]"
 HEADS = "input wide : bool per head\nmask m = k <= q and (wide[h] or q < k + 4)"
+DIVIDED = "input c : int where 0 <= c // b\ninput b : int where b >= 1\nmask m = q < c and q // b == k // b"
+CHAIN = """input x : int per key where x[k] <= b
+input b : int where b <= c
+input c : int where c <= 0
+mask m = q < x[k]
+mask other = q < c"""
 HEADS_WINDOW = "input w : int per head where w >= 1\nmask m = k <= q < k + w[h]"
 ASSUMED = (
     "input doc : segments\ninput e : int per doc\nassume e[k] >= doc.len[k]\nmask m = same(doc) and k <= q < doc.start[k] + e[k]"
@@ -94,6 +100,8 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M402", "assume nq <= nk\nmask m = k <= q + (nk - nq)", {"nq": 5, "nk": 3}, "nq = 5, nk = 3, but `nq <= nk` was assumed"),
     ("M402", "input w : int where w >= k\nmask m = k <= q < k + w", {"w": 3, "nk": 9}, "w = 3, k = 4, but `w >= k`"),
     ("M402", HEADS_WINDOW, {"w": [3, 0], "nk": 4}, "w[1] = 0, but `w >= 1` was declared"),
+    ("M402", DIVIDED, {"c": 3, "b": 0, "nk": 4}, "b = 0, but `b >= 1` was declared"),
+    ("M402", DIVIDED, {"c": 3, "b": torch.tensor([2, 0]), "nk": 4}, "b = 0 in batch item 1, but `b >= 1` was declared"),
     (
         "M402",
         ASSUMED,
@@ -162,6 +170,16 @@ def test_messages(code: str, text: str, inputs: dict[str, Any], message: str) ->
         mask.bind(**inputs).vectors()
     assert caught.value.code == code
     assert message in str(caught.value)
+
+
+def test_what_a_proof_rests_on_must_be_given() -> None:
+    """`m` reads x alone, whose fact speaks of b, whose fact speaks of c: that no row sees a key follows from all three."""
+    from maskc.targets import load_text
+
+    with pytest.raises(maskc.MaskcError, match="input `c` of mask `m` is missing"):
+        load_text(CHAIN, "m").bind(x=[2, 2], b=7)
+    with pytest.raises(maskc.MaskcError, match="b = 7, c = -1, but `b <= c` was declared"):
+        load_text(CHAIN, "m").bind(x=[2, 2], b=7, c=-1)
 
 
 @pytest.mark.parametrize(

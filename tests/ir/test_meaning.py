@@ -194,6 +194,29 @@ def test_unknown_has_a_reason() -> None:
     assert verdict == Unknown("a column has more than two masked runs that the facts do not rule out")
 
 
+BANDS = "mask m = not (2 <= q < 2 + {0}) and not (4 <= q < 4 + {0}) and not (6 <= q < 6 + {0})"
+
+
+@pytest.mark.parametrize("how", ["input a : int per key where {}", "input a : int per key\nassume {}"])
+def test_counterexamples_obey_facts_about_every_key(how: str) -> None:
+    """Where a[k] leaves no band, or one band that swallows the others, no key has three masked runs."""
+    fn = mask(how.format("a[k] <= 0 or a[k] >= 4") + "\n" + BANDS.format("a[k]"))
+    assert isinstance(prove(fn), Unknown)
+    assert isinstance(prove(mask(how.format("a[k] <= 0 or a[k] >= 1") + "\n" + BANDS.format("a[k]"))), Refuted)
+
+
+def test_counterexamples_obey_facts_about_a_scalar_and_every_key() -> None:
+    verdict = prove(mask("input w : int where w <= nk - 1 - k or w >= 4\n" + BANDS.format("w")))
+    assert isinstance(verdict, Unknown)
+
+
+def test_facts_may_read_what_is_declared_later() -> None:
+    """The search draws one input after the other; a divisor may be drawn before it is known to be one."""
+    facts = "input a : int per key where a[k] <= c[k], a[k] // b >= 0\ninput c : int per key\ninput b : int where b >= 1\n"
+    verdict = prove(mask(facts + BANDS.format("a[k]") + " and k < c[k] + b"))
+    assert isinstance(verdict, Refuted)
+
+
 def test_block_tables_do_not_disturb_the_search_for_counterexamples() -> None:
     bands = "(k <= q < k + 1 or k + 2 <= q < k + 3 or k + 4 <= q < k + 5)"
     verdict = prove(mask(f"input tb : bool per block(3, 2)\nmask m = tb[q // 3, k // 2] and {bands}"))
