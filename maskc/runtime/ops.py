@@ -3,12 +3,16 @@
 Masks travel as ordinary tensor arguments (the boundary vectors, the block table and what the backend's `schedule` made
 of them), so nothing is registered by mask and any number of masks may be alive at once. The device of q chooses the
 backend: CPU tensors run `maskc.runtime.cpu`, CUDA tensors `maskc.runtime.hopper`, imported on first use.
+
+A plain eager call goes to the backend by an autograd function and not through the dispatcher, whose operators in Python
+take the host longer than all of maskc. Whoever looks at operators (graphs, modes, tensor subclasses, transforms) gets them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -19,6 +23,7 @@ from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.diagnostics import Diagnostic, error
 from maskc.runtime.merge import accumulator
 
+Schedule = tuple[Tensor, ...]
 MODULES = {"cpu": "maskc.runtime.cpu", "hopper": "maskc.runtime.hopper", "flex": "maskc.runtime.flex"}
 BY_DEVICE = {"cpu": "cpu", "cuda": "hopper"}
 
@@ -60,6 +65,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
+@cache
 def backend_module(name: str) -> Backend:
     """The module of a backend by its name in `MODULES`."""
     return cast(Backend, import_module(MODULES[name]))
@@ -79,7 +85,51 @@ def attention(
 
     The vectors are on q's device; `schedule` is what the backend's `schedule` returned for them (empty: it makes it).
     """
-    return cast(tuple[Tensor, Tensor], torch.ops.maskc.forward(q, k, val, *_flat(v, schedule), scale, deterministic))
+    if _looked_at(q, k, val):
+        return cast(tuple[Tensor, Tensor], torch.ops.maskc.forward(q, k, val, *_flat(v, schedule), scale, deterministic))
+    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or val.requires_grad):
+        return forward(v, q, k, val, scale, schedule=tuple(schedule) or None)
+    result = _Attention.apply(q, k, val, v, scale, deterministic, tuple(schedule))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], result)
+
+
+def _looked_at(*tensors: Tensor) -> bool:
+    """Whether somebody wants to see the operators of a call on these tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or any(type(t) is not Tensor and type(t) is not torch.nn.Parameter for t in tensors)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+class _Attention(torch.autograd.Function):
+    """The eager call; a backward that is to be differentiated itself goes through the operator, which refuses it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, val: Tensor, v: BoundaryVectors, scale: float, deterministic: bool, schedule: Schedule
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = forward(v, q, k, val, scale, schedule=schedule or None)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, val, out, lse)
+        ctx.plain = v, scale, deterministic, schedule
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, val, out, lse = ctx.saved_tensors
+        v, scale, deterministic, schedule = ctx.plain
+        none = None, None, None, None
+        if dout is None and dlse is None:
+            return None, None, None, *none
+        dout = torch.zeros_like(out) if dout is None else dout
+        if torch.is_grad_enabled() or _looked_at(q, k, val, dout):
+            mask = *_flat(v, schedule), scale, deterministic
+            return *torch.ops.maskc.backward(dout, dlse, q, k, val, out, lse, *mask), *none
+        how = {"deterministic": deterministic, "schedule": schedule or None}
+        return *backward(v, q, k, val, out, lse, dout, dlse, scale, **how), *none
 
 
 def forward(

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import maskc
@@ -240,6 +241,68 @@ def test_second_derivatives_are_refused() -> None:
     with pytest.raises(maskc.MaskcError) as caught:
         first.sum().backward()
     assert caught.value.code == "M509"
+
+
+class Seen(TorchDispatchMode):
+    """Who looks at operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))  # type: ignore[operator, misc]
+
+
+class Labelled(torch.Tensor):
+    """A subclass that does nothing of its own."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("used", ["both", "out", "lse"])
+def test_operators_are_seen_and_a_plain_call_gives_the_same_bits(form: str, used: str) -> None:
+    v, tensors = FORMS[form](), operands()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out, lse = ops.attention(v, *tensors, SCALE, deterministic=True)
+        total = {"both": loss(out, lse), "out": out.sum(), "lse": lse.masked_fill(lse == -torch.inf, 0.0).sum()}[used]
+        return out, lse, *torch.autograd.grad(total, tensors)
+
+    plain, seen = step(), Seen()
+    with seen:
+        looked_at = step()
+    assert [name for name in seen.names if name.startswith("maskc")] == ["maskc.forward.default", "maskc.backward.default"]
+    assert all(torch.equal(a, b) for a, b in zip(plain, looked_at, strict=True))
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(plain, ops.attention(v, *tensors, SCALE), strict=False))
+
+
+def test_who_looks_at_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    v, tensors = vectors(), operands()
+    calls: list[str] = []
+    plain = ops._flat
+
+    def flat(*arguments: object) -> object:  # on the way to an operator only
+        calls.append("operator")
+        return plain(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ops, "_flat", flat)
+    out, _ = ops.attention(v, *tensors, SCALE)
+    torch.autograd.grad(out.sum(), tensors)
+    ops.attention(v, *[torch.nn.Parameter(x.detach()) for x in tensors], SCALE)
+    assert calls == []
+    ops.attention(v, tensors[0].as_subclass(Labelled), *tensors[1:], SCALE)
+    assert len(calls) == 1
+    with torch.device("cpu"):  # a mode for functions
+        ops.attention(v, *tensors, SCALE)
+    assert len(calls) == 2
+    out, _ = ops.attention(v, *tensors, SCALE)
+    torch.autograd.grad(out.sum(), tensors, create_graph=True)
+    assert len(calls) == 3
+    with pytest.raises(RuntimeError, match="functorch"):  # which operators in Python do not take
+        torch.func.grad(lambda q: ops.attention(v, q, *tensors[1:], SCALE)[0].sum())(tensors[0].detach())
+    assert len(calls) == 4
 
 
 def test_masks_are_not_kept_alive() -> None:
