@@ -14,7 +14,7 @@ from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable, check_size
 from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
 from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, on_host, rows, tensors_in
-from maskc.binding.facts import Fact, check_fact, check_hole_free, check_sorted, check_within, facts_of, names_in, sizes_in
+from maskc.binding.facts import Declared, Fact, check_fact, check_hole_free, check_sorted, check_within, declared
 from maskc.binding.sets import build_table
 from maskc.boundary import BlockTable
 from maskc.compiled import CompiledMask
@@ -35,14 +35,14 @@ def bind(
     inputs: Mapping[str, object],
 ) -> BoundMask:
     """See `CompiledMask.bind`."""
-    fn = mask.fn
-    _check_names(fn, inputs)
+    fn, said = mask.fn, declared(mask)
+    _check_names(fn, said, inputs)
     check_sizes(fn, nq=nq, nk=nk, batch=batch)
     if fn.square and nq is not None and nk is not None and nq != nk:
         raise square_only(fn, nq, nk)
     home = _device(fn, inputs)
     inputs = on_host(inputs) if validate and home.type != "cpu" else inputs
-    binder = _Binder(fn, home, _device(fn, inputs), Checks(validate))
+    binder = _Binder(fn, said, home, _device(fn, inputs), Checks(validate))
     for size, value in (("nq", nq), ("nk", nk)):
         if value is not None:
             binder.pin(size, value, "bind")
@@ -56,31 +56,21 @@ def bind(
     return bound
 
 
-def _check_names(fn: MaskFn, inputs: Mapping[str, object]) -> None:
-    declared = [d.name for d in fn.inputs]
+def _check_names(fn: MaskFn, said: Declared, inputs: Mapping[str, object]) -> None:
+    names = [d.name for d in fn.inputs]
     wrong = []
     for name in inputs:
-        if name not in declared:
-            near = difflib.get_close_matches(name, declared, 1)
-            listed = ", ".join(f"`{d}`" for d in declared)
-            hint = f"did you mean `{near[0]}`?" if near else f"it has {listed}" if declared else "it has no inputs"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            listed = ", ".join(f"`{d}`" for d in names)
+            hint = f"did you mean `{near[0]}`?" if near else f"it has {listed}" if names else "it has no inputs"
             wrong.append(Diagnostic("M411", f"mask `{fn.name}` has no input `{name}`", fn.span, hint))
-    for name in sorted(_required(fn) - set(inputs), key=declared.index):
+    for name in sorted(said.required - set(inputs), key=names.index):
         decl = fn.input(name)
         if decl.default is None:
             wrong.append(Diagnostic("M410", f"input `{name}` of mask `{fn.name}` is missing", decl.span, _how_to_give(decl)))
     if wrong:
         raise MaskcError(wrong)
-
-
-def _required(fn: MaskFn) -> set[str]:
-    """The inputs that the mask reads, and those that these are declared by."""
-    needed = names_in(fn.body) | set(fn.tables) | {name for fact in fn.assumes for name in names_in(fact)}
-    for decl in reversed(fn.inputs):  # parents stand before children
-        if decl.name in needed:
-            needed |= {x for x in (decl.per, decl.within) if x is not None}
-            needed |= {name for fact in decl.where for name in names_in(fact)}
-    return {d.name for d in fn.inputs if d.name in needed}
 
 
 def _how_to_give(decl: InputDecl) -> str:
@@ -103,6 +93,7 @@ class _Binder:
     """Normalised inputs as they come in, and what they agree on. home: where they end; device: where they are checked."""
 
     fn: MaskFn
+    said: Declared
     home: torch.device
     device: torch.device
     checks: Checks
@@ -329,8 +320,8 @@ class _Binder:
         """Check what can be checked now; the facts that need a size which is not known yet are returned."""
         known = {size for size, value in (("nq", nq), ("nk", nk)) if value is not None}
         later = []
-        for fact in facts_of(self.fn, {*self.sets, *self.vectors, *self.scalars}):
-            if sizes_in(fact) <= known:
+        for fact in self.said.facts_of({*self.sets, *self.vectors, *self.scalars}):
+            if fact.sizes <= known:
                 check_fact(self.fn, fact, inputs, nq, nk, self.checks)
             else:
                 later.append(fact)

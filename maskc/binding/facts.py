@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -10,45 +12,83 @@ from torch import Tensor
 from maskc.binding.bound import BoundInputs, SegmentTable
 from maskc.binding.checks import Checks
 from maskc.binding.evaluate import Frame, Number
+from maskc.compiled import CompiledMask
 from maskc.diagnostics import Diagnostic
 from maskc.ir.nodes import BoolField, Col, Expr, Field, Head, InputDecl, Item, MaskFn, Pred, Row, Scalar, SegAttr, Size
-from maskc.ir.traverse import walk
-
-Fact = tuple[InputDecl | None, Pred]  # the declaration whose `where` it is, None for an `assume`
+from maskc.ir.traverse import names_in, walk
 
 
-def facts_of(fn: MaskFn, given: set[str]) -> Iterator[Fact]:
-    """The facts that speak of nothing but inputs that were given (and sizes)."""
-    everything: list[Fact] = [(decl, fact) for decl in fn.inputs if decl.name in given for fact in decl.where]
-    for owner, fact in [*everything, *((None, fact) for fact in fn.assumes)]:
-        if names_in(fact) <= given:
-            yield owner, fact
+@dataclass(frozen=True, eq=False, slots=True)
+class Fact:
+    """Something that a file says of its inputs. owner: the declaration whose `where` it is, None for an `assume`.
+
+    names: inputs that it reads. sizes: which of nq and nk must be known to check it. places: what it is about: keys, rows,
+    heads, segments. reads: what a message shows of it.
+    """
+
+    owner: InputDecl | None
+    pred: Pred
+    names: frozenset[str]
+    sizes: frozenset[str]
+    places: tuple[Col | Row | Head | Item, ...]
+    reads: tuple[Expr | Pred, ...]
+
+    @classmethod
+    def of(cls, owner: InputDecl | None, pred: Pred) -> Fact:
+        nodes = list(dict.fromkeys(walk(pred)))
+        places = tuple(node for node in nodes if isinstance(node, Col | Row | Head | Item))
+        named = {"nk" if isinstance(node, Col) else "nq" for node in places if isinstance(node, Col | Row)}
+        sizes = frozenset(named | {node.name for node in nodes if isinstance(node, Size)})
+        return cls(owner, pred, frozenset(names_in(pred)), sizes, places, tuple(_reads(nodes)))
 
 
-def names_in(fact: Pred | Expr) -> set[str]:
-    """The inputs that an expression reads."""
-    found = set()
-    for node in walk(fact):
-        name = getattr(node, "name", None) if not isinstance(node, Size) else None
-        of = getattr(node, "of", None)
-        found |= {x for x in (name, of) if isinstance(x, str)}
+@dataclass(frozen=True, eq=False, slots=True)
+class Declared:
+    """What the file of a mask says of its inputs. required: those that the mask reads, and those that these are declared by."""
+
+    facts: tuple[Fact, ...]
+    required: frozenset[str]
+
+    def facts_of(self, given: set[str]) -> tuple[Fact, ...]:
+        """The facts that speak of nothing but inputs that were given (and sizes)."""
+        return tuple(f for f in self.facts if f.names <= given and (f.owner is None or f.owner.name in given))
+
+
+_declared: WeakKeyDictionary[CompiledMask, Declared] = WeakKeyDictionary()
+
+
+def declared(mask: CompiledMask) -> Declared:
+    """Read from the file once: walking its terms would take longer than checking the data of a batch."""
+    found = _declared.get(mask)
+    if found is None:
+        fn = mask.fn
+        of_inputs = [Fact.of(decl, fact) for decl in fn.inputs for fact in decl.where]
+        facts = (*of_inputs, *(Fact.of(None, fact) for fact in fn.assumes))
+        found = _declared[mask] = Declared(facts, frozenset(_required(fn)))
     return found
 
 
-def sizes_in(fact: Fact) -> set[str]:
-    """Which of nq and nk must be known to check a fact."""
-    named = {"nk" if isinstance(node, Col) else "nq" for node in walk(fact[1]) if isinstance(node, Col | Row)}
-    return named | {node.name for node in walk(fact[1]) if isinstance(node, Size)}
+def _required(fn: MaskFn) -> set[str]:
+    """The inputs that the mask reads, and those that these are declared by, over any number of steps."""
+    decls = {d.name: d for d in fn.inputs}
+    needed: set[str] = set()
+    todo = names_in(fn.body) | set(fn.tables) | {name for fact in fn.assumes for name in names_in(fact)}
+    while todo:
+        decl = decls.get(todo.pop())
+        if decl is not None and decl.name not in needed:
+            needed.add(decl.name)
+            todo |= {x for x in (decl.per, decl.within) if x is not None and x not in ("key", "row", "head")}
+            todo |= {name for fact in decl.where for name in names_in(fact)}
+    return needed
 
 
 def check_fact(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: int | None, checks: Checks) -> None:
     """One fact at every key, row, head or segment that it is about; a read of an outside token is not checked."""
-    owner, pred = fact
-    frame, real = _frame(fn, pred, inputs, nq, nk)
+    owner, pred, reads = fact.owner, fact.pred, fact.reads
+    frame, real = _frame(fn, fact, inputs, nq, nk)
     broken = frame.truth(pred, positive=False)
     if isinstance(broken, Tensor) and real is not None:
         broken = broken & real
-    reads = _reads(pred)
     numbers: list[Number] = [frame.truth(r) if isinstance(r, Pred) else frame.value(r).number for r in reads]
 
     def explain(at: tuple[int, ...], values: list[int]) -> Diagnostic:
@@ -62,23 +102,22 @@ def check_fact(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: 
     checks.forbid(broken, numbers, explain)
 
 
-def _reads(pred: Pred) -> list[Expr | Pred]:
-    """What a message shows: everything that is read, and the place itself where no index shows it."""
-    nodes = list(dict.fromkeys(walk(pred)))
+def _reads(nodes: list[Expr | Pred]) -> list[Expr | Pred]:
+    """Of all terms of a fact what a message shows: everything that is read, and the place itself where no index shows it."""
     read: list[Expr | Pred] = [node for node in nodes if isinstance(node, Field | BoolField | SegAttr | Scalar | Size)]
     if any(isinstance(node, Field | BoolField | SegAttr) for node in read):
         return read
     return [*read, *(node for node in nodes if isinstance(node, Col | Row | Head))]
 
 
-def _frame(fn: MaskFn, pred: Pred, inputs: BoundInputs, nq: int | None, nk: int | None) -> tuple[Frame, Tensor | None]:
+def _frame(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: int | None) -> tuple[Frame, Tensor | None]:
     """The places that a fact is about, and which of them are real (None: all). The type checker allows one kind of place."""
 
     def count(n: int) -> Tensor:
         return torch.arange(n, device=inputs.device)
 
     frame, real = Frame(fn, inputs, nq, nk), None
-    for node in walk(pred):
+    for node in fact.places:
         match node:
             case Col():
                 assert nk is not None
@@ -94,7 +133,7 @@ def _frame(fn: MaskFn, pred: Pred, inputs: BoundInputs, nq: int | None, nk: int 
                 frame.items[of] = count(table.size)[None, None]
                 real = frame.items[of] < table.counts[:, None, None]
             case _:
-                pass
+                assert_never(node)
     return frame, real
 
 
