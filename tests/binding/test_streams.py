@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import maskc
+from maskc.binding import bind
 from maskc.binding.data import move
 from maskc.binding.streams import Kept, Making, tensors_of
 from maskc.boundary import BlockTable, BoundaryVectors
@@ -112,3 +113,12 @@ def test_a_copy_to_the_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     move(torch.zeros(1, device="meta"), torch.device("cpu"))
     move(torch.zeros(1), torch.device("cuda", 0))
     assert waits == {"cpu": True, "cuda": False}
+
+
+def test_inputs_on_two_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {7: SimpleNamespace(device=torch.device("cuda", 0)), 8: SimpleNamespace(device=torch.device("cuda", 1))}
+    monkeypatch.setattr(bind, "tensors_in", lambda value: [where[value]])
+    mask = maskc.compile_text("input a : int\ninput b : int\nmask m = a <= k <= q + b")
+    with pytest.raises(maskc.MaskcError, match="M418") as caught:
+        mask.bind(a=7, b=8)
+    assert "`a` on cuda:0 and `b` on cuda:1" in str(caught.value)

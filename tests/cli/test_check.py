@@ -59,6 +59,17 @@ def test_an_undecided_mask_warns_and_is_refused_under_strict(tmp_path: Path, cap
     assert "undecided" in capsys.readouterr().out
 
 
+def test_an_undecided_claim_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the table of a batch knows whether it leaves a row without a key."""
+    path = tmp_path / "table.mask"
+    path.write_text("input keep : bool per block(2, 2)\nmask m = k <= q and keep[q // 2, k // 2]\ncheck no_empty_row\n")
+    assert main(["check", str(path)]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("warning[W302]: `check no_empty_row` is neither proved nor refuted")
+    assert "because: a block table may hide every key of a row" in out
+    assert f"{path}: m is proved" in out
+
+
 def test_every_error_of_a_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "two_errors.mask"
     path.write_text("input window : int\nmask a = q < windw\nmask b = k < widow\n")

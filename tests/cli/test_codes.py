@@ -34,6 +34,12 @@ def test_every_explained_code_is_raised() -> None:
     assert sorted(set(all_codes()) - set(raised())) == []
 
 
+def test_every_code_is_provoked_by_a_test() -> None:
+    tests = Path(__file__).parents[1]
+    named = {code for path in tests.rglob("*.py") for code in re.findall(r"\b[MW]\d{3}\b", path.read_text())}
+    assert sorted(set(all_codes()) - named) == []
+
+
 def test_no_two_tables_explain_one_code() -> None:
     seen: dict[str, str] = {}
     for name in TABLES:

@@ -37,6 +37,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         (("compile", DOC_PREFIX, "--emit", "sas"), "M540"),
         (("compile", DOC_PREFIX, "--head-dim", "big"), "M540"),
         (("compile", DOC_PREFIX, "--kernel", "forward"), "M540"),
+        (("compile", DOC_PREFIX, "--emit", "spec", "--head-dim", "96"), "M611"),
         (("compile", DOC_PREFIX, "--emit", "vectors"), "M544"),
         (("compile", DOC_PREFIX, "--emit", "tiles", "--block-q", "0"), "M540"),
         (("compile", "no_such.mask"), "M009"),

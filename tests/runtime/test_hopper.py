@@ -153,6 +153,15 @@ def test_a_given_schedule_is_used(launches: list[Launch]) -> None:
     assert base <= launches[0].body.order < base + tables[0].numel()
 
 
+def test_the_schedule_of_another_mask_is_refused(launches: list[Launch]) -> None:
+    q = operand(1, 300, 2, 128)
+    tables = hopper.schedule(vectors(lts=200, ute=3), 128)
+    launches.clear()
+    with pytest.raises(MaskcError, match="M526"):
+        hopper.forward(vectors(lts=200), q, q, q, 0.1, schedule=tables)
+    assert launches == [], "refused before any launch"
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_closed_forms_need_no_tables(launches: list[Launch], causal: bool) -> None:
     v = BoundaryVectors(4096, 4096, 1, 1, causal)
