@@ -3,8 +3,8 @@
 Pairs of processes share the cases over NCCL, others those that take keys out of each other's memory; a pair that hangs or
 dies is replaced. Many calls in a row and faults have pairs of their own, two devices in one process a last kind; all run
 beside each other, for nothing here is timed. The record is written as results come. Without two GPUs: nothing, unless
---host, which runs the same over Gloo on small sizes, or --shared, which runs the cases that exchange keys on one GPU: NCCL
-wants a GPU a rank, Gloo does not.
+--host, which runs the same over Gloo on small sizes, or --shared, which runs all but two devices in one process on one GPU,
+over NCCL or Gloo.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import tempfile
 import threading
 import time
@@ -27,8 +28,7 @@ import torch
 
 from benchmarks.digest import digests
 from maskc.runtime.schedule import DIRECT
-from tests.gpu2 import cases, devices, faults, soak
-from tests.gpu2.worker import SHARED
+from tests.gpu2 import cases, devices, faults, place, soak
 from tests.gpu2.worker import main as serve
 
 GROUP_SECONDS = 10.0
@@ -36,8 +36,6 @@ CASE_SECONDS = 25.0
 START_SECONDS = 45.0
 ENDING_SECONDS = 8.0
 FAULT_SECONDS = 12.0
-PAIRS = "/h"
-"""In the name of every case of a pair, and of nothing else."""
 NOT_RUN = "not run: out of time"
 Record = dict[str, Any]
 
@@ -55,7 +53,6 @@ class Worker:
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         environment["TORCH_NCCL_BLOCKING_WAIT"] = str(int(blocking))
         environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "500"  # torch's watchdog ends a process after four of these
-        environment |= {SHARED: "1"} if SHARED in os.environ else {}
         self._errors = Path(tempfile.mktemp(prefix="maskc-worker-"))
         with STARTING:
             self._pipe, theirs = PROCESSES.Pipe()
@@ -91,7 +88,7 @@ def rendezvous() -> str:
 
 def new_pair() -> list[Worker]:
     path = rendezvous()
-    return [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(cases.WORLD)]
+    return [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(place.WORLD)]
 
 
 def run_pair(
@@ -127,7 +124,7 @@ def run_fault(name: str, deadline: float) -> Record:
     made, path, started = faults.FAULTS[name], rendezvous(), time.monotonic()
     if deadline - started < FAULT_SECONDS:
         return {"name": f"fault/{name}", "problem": NOT_RUN, "seconds": 0.0}
-    workers = [Worker("fault", name, r, path, faults.GROUP_SECONDS, blocking=made.blocking) for r in range(cases.WORLD)]
+    workers = [Worker("fault", name, r, path, faults.GROUP_SECONDS, blocking=made.blocking) for r in range(place.WORLD)]
     problems = []
     for rank, (worker, wanted) in enumerate(zip(workers, made.codes, strict=True)):
         if wanted is None:
@@ -141,7 +138,7 @@ def run_fault(name: str, deadline: float) -> Record:
             problems.append(f"rank {rank} gave no answer, {worker.process.exitcode}: {worker.end()}")
         elif got.get("code") != wanted:
             problems.append(f"rank {rank} got {got.get('code')}: {got['problem'] or 'a result'}, not {wanted}")
-        elif got["seconds"] > faults.LATEST:
+        elif got["seconds"] > made.latest:
             problems.append(f"rank {rank} got {wanted} after {got['seconds']} s")
     for worker in workers:
         worker.end()
@@ -158,7 +155,7 @@ def run_soak(deadline: float, calls: int, queues: int) -> Record:
     path, started = rendezvous(), time.monotonic()
     more = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
     left = deadline - time.monotonic() - ENDING_SECONDS
-    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, left, more=more) for rank in range(cases.WORLD)]
+    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, left, more=more) for rank in range(place.WORLD)]
     answers = [worker.answer(deadline) for worker in workers]
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
@@ -200,7 +197,8 @@ class Report:
         failed = sum(bool(c["problem"]) for c in self._cases)
         record = {
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
-            "over": "gloo" if SHARED in os.environ or torch.cuda.device_count() < cases.WORLD else "nccl",
+            "gpus": place.gpus(),
+            "over": place.backend(),
             "torch": torch.__version__,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
             **self._about(),
@@ -218,32 +216,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path("gpu2.json"))
-    parser.add_argument("--match", default="", help="run what has this in its name")
+    parser.add_argument("--match", default="", help="run what this regular expression finds in the name of")
     parser.add_argument("--soak", type=int, default=1000, help="calls in a row with random masks and delays")
     parser.add_argument("--parallel", type=int, default=0, help="pairs of processes at a time; 3 on the host, else 24")
     parser.add_argument("--pairs", type=int, default=1, help="pairs that share the cases of a kind")
     parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
-    parser.add_argument("--shared", action="store_true", help="both ranks on one GPU over Gloo; exchanged keys alone")
+    parser.add_argument("--shared", choices=("nccl", "gloo"), help="both ranks on one GPU, the group over this")
+    parser.add_argument("--left", type=int, default=0, help="multiprocessors that gated kernels leave to copies, if shared")
     args = parser.parse_args()
     if args.shared:
-        os.environ[SHARED] = "1"
-        args.match = args.match or PAIRS
-    if torch.cuda.device_count() < (1 if args.shared else cases.WORLD) and not args.host:
+        os.environ.update({place.SHARED: args.shared, place.LEFT: str(args.left)})
+    if not place.gpus() and not args.host:
         print("skipped: needs two GPUs")
         return 0
     started = time.monotonic()
     deadline = started + max(5.0, args.limit - ENDING_SECONDS)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts, and children could not use it
     PROCESSES.set_forkserver_preload(["tests.gpu2.worker"])
-    numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if args.match in c.name]
-    numbered = [(i, c) for i, c in numbered if not args.shared or c.strategy not in DIRECT]
-    soaks = [(args.soak, 8), (args.soak // 5, 32), (args.soak // 5, 1)] if args.match in "soak" else []
-    faulty = [name for name in faults.FAULTS if args.match in f"fault/{name}"]
-    other = sum(1 for _ in devices.checks()) if args.match in "devices" else 0
+    wanted = re.compile(args.match).search
+    numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if wanted(c.name)]
+    soaks = [(args.soak, 8), (args.soak // 5, 32), (args.soak // 5, 1)] if wanted("soak") else []
+    faulty = [name for name in faults.names() if wanted(f"fault/{name}")]
+    other = len(devices.checks()) if wanted("devices") and not args.shared else 0
     with ThreadPoolExecutor(args.parallel or (3 if args.host else 24)) as pool:
         sources = pool.submit(digests)
-        wanted = len(numbered) + len(soaks) + len(faulty) + other
-        report = Report(args.out, wanted, started, lambda: sources.result() if sources.done() else {})
+        everything = len(numbered) + len(soaks) + len(faulty) + other
+        report = Report(args.out, everything, started, lambda: sources.result() if sources.done() else {})
         first = [c for _, c in numbered[: 2 * len(cases.NAMES)]]
         needed = chain(soak.sources(), faults.sources(), devices.sources(), *map(cases.sources_of, first))
         compiled = None if args.host else pool.submit(cases.compile_for, needed)

@@ -29,8 +29,8 @@ from maskc.runtime.schedule import DIRECT
 from tests.gpu import check
 from tests.gpu.cases import Case
 from tests.gpu.inputs import NAMES, suite_mask
+from tests.gpu2.place import WORLD
 
-WORLD = 2
 SIZES = (1024, 937, 1300, 2048, 385, 129)
 HEADS = ((8, 2), (4, 4), (8, 1))
 WAYS: tuple[tuple[str, str, bool], ...] = (

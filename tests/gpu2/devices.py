@@ -16,6 +16,7 @@ from maskc.codegen.render import CudaSource
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import hopper
 from tests.gpu.inputs import suite_mask
+from tests.gpu2 import place
 
 MASKS = ("02_causal", "05_doc_full", "06_share_question", "14_sinks_window", "23_fixed_sparse")
 HEAD_DIM = 64
@@ -45,7 +46,7 @@ def sources() -> Iterator[CudaSource]:
 
 
 def names() -> tuple[str, str]:
-    return ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
+    return ("cuda:0", "cuda:1") if place.gpus() > 1 else ("cpu", "cpu")
 
 
 def call(mask: str, device: str, seed: int, n: int = 700) -> Results:

@@ -13,7 +13,7 @@ import torch
 
 import maskc
 from maskc.codegen.render import CudaSource
-from tests.gpu2 import cases
+from tests.gpu2 import cases, place
 
 DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
 GROUP_SECONDS = 6.0
@@ -22,16 +22,17 @@ LATEST = 2.5 * GROUP_SECONDS
 """By when a rank must have its error: a wait ends with the group's timeout, what stands behind one on a shared queue half a
 timeout and a second later, when the link looks after it; and there are calls before."""
 HEAD_DIM = 64
-DEVICE = "cuda" if torch.cuda.device_count() > 1 else "cpu"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """codes: what each rank must raise; None for one that is not there any more. blocking: torch's waits raise."""
+    """codes: what each rank must raise; None for one that is not there any more. blocking: torch's waits raise. latest:
+    seconds by which a rank must have its error."""
 
     act: Callable[[int, Any], None]
     codes: tuple[str | None, str | None]
     blocking: bool = True
+    latest: float = LATEST
 
 
 def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather", q: Any = None) -> torch.Tensor:
@@ -39,7 +40,7 @@ def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather"
     spec = maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=n, nk=n)
     p = maskc.plan(spec, group=group, chunk=128, order="zigzag")
     g = torch.Generator().manual_seed(0)
-    whole = [torch.randn(1, n, 2, HEAD_DIM, generator=g).bfloat16().to(DEVICE) for _ in range(3)]
+    whole = [torch.randn(1, n, 2, HEAD_DIM, generator=g).bfloat16().to(place.device()) for _ in range(3)]
     mine = [p.shard(t, rank).clone().requires_grad_() for t in whole]
     out = maskc.run(spec, mine[0] if q is None else q, mine[1], mine[2], group, plan=p, strategy=strategy)
     assert isinstance(out, torch.Tensor)
@@ -52,8 +53,13 @@ BATCH, OTHER = [300, 724], [400, 624]
 def sources() -> Iterator[CudaSource]:
     for lengths in ([1024], BATCH):
         spec = maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=1024, nk=1024)
-        p = maskc.plan(spec, world_size=cases.WORLD, chunk=128, order="zigzag")
+        p = maskc.plan(spec, world_size=place.WORLD, chunk=128, order="zigzag")
         yield from cases.sources(spec, p, ("all-gather", "gated"), HEAD_DIM)
+
+
+def settle() -> None:
+    if place.gpus():
+        torch.cuda.synchronize()
 
 
 def warm(rank: int, group: Any) -> None:
@@ -61,12 +67,15 @@ def warm(rank: int, group: Any) -> None:
     that they have agreed on ranks do not compare again."""
     for strategy, lengths in product(("all-gather", "gated"), ([1024], OTHER)):
         call(rank, group, lengths, strategy).float().sum().backward()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    settle()
 
 
 def other_documents(rank: int, group: Any) -> None:
     call(rank, group, BATCH if rank == 0 else [301, 723])
+
+
+def other_documents_direct(rank: int, group: Any) -> None:
+    call(rank, group, BATCH if rank == 0 else [301, 723], "gated")
 
 
 def other_strategy(rank: int, group: Any) -> None:
@@ -74,7 +83,7 @@ def other_strategy(rank: int, group: Any) -> None:
 
 
 def refuses(rank: int, group: Any) -> None:
-    call(rank, group, BATCH, q=None if rank == 0 else torch.zeros(1, 3, 2, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16))
+    call(rank, group, BATCH, q=None if rank == 0 else torch.zeros(1, 3, 2, HEAD_DIM, device=place.device(), dtype=torch.bfloat16))
 
 
 def no_tensor(rank: int, group: Any) -> None:
@@ -84,7 +93,7 @@ def no_tensor(rank: int, group: Any) -> None:
 def on_the_host(rank: int, group: Any) -> None:
     """Tensors where the group cannot send from."""
     spec = maskc.compile("std:causal").bind(nq=512, nk=512)
-    x = torch.zeros(1, 256, 2, HEAD_DIM, device=DEVICE if rank == 0 else "cpu", dtype=torch.bfloat16)
+    x = torch.zeros(1, 256, 2, HEAD_DIM, device=place.device() if rank == 0 else "cpu", dtype=torch.bfloat16)
     maskc.run(spec, x, x, x, group)
 
 
@@ -92,6 +101,15 @@ def killed_before(rank: int, group: Any) -> None:
     if rank == 1:
         os._exit(1)
     call(rank, group, BATCH)
+
+
+def killed_before_direct(rank: int, group: Any) -> None:
+    """Of a batch that the ranks have agreed on, so that no host waits for the other one."""
+    if rank == 1:
+        os._exit(1)
+    call(rank, group, OTHER, "gated")
+    settle()
+    call(rank, group, OTHER, "gated")
 
 
 def killed_between(rank: int, group: Any) -> None:
@@ -104,13 +122,11 @@ def killed_between(rank: int, group: Any) -> None:
 def killed_between_direct(rank: int, group: Any) -> None:
     """No host waits in the step: gradients become NaN in time, and the next call raises."""
     out = call(rank, group, BATCH, "gated")
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    settle()
     if rank == 1:
         os._exit(1)
     out.float().sum().backward()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    settle()
     call(rank, group, BATCH, "gated")
 
 
@@ -121,14 +137,42 @@ def stalls(rank: int, group: Any) -> None:
     call(rank, group, BATCH)
 
 
+def stalls_direct(rank: int, group: Any) -> None:
+    """Rank 1 goes on when rank 0 has given up, and must hear of it."""
+    out = call(rank, group, BATCH, "gated")
+    settle()
+    if rank == 1:
+        time.sleep(LATEST)
+    out.float().sum().backward()
+    settle()
+    call(rank, group, BATCH, "gated")
+
+
+def not_allowed(rank: int, group: Any) -> None:
+    """Without torch's leave two ranks do not share memory of one GPU; more of it is asked for here."""
+    os.environ.pop(place.LEAVE)
+    call(rank, group, [2048, 2048], "gated")
+
+
 FAULTS = {
     "other documents": Fault(other_documents, ("M708", "M708")),
+    "other documents, direct": Fault(other_documents_direct, ("M708", "M708")),
     "other strategy": Fault(other_strategy, ("M708", "M708")),
     "refuses": Fault(refuses, ("M708", "M710")),
     "no tensor": Fault(no_tensor, ("M708", "M511")),
     "killed before": Fault(killed_before, ("M709", None)),
+    "killed before, direct": Fault(killed_before_direct, ("M721", None)),
     "killed between": Fault(killed_between, ("M709", None)),
     "killed between, direct": Fault(killed_between_direct, ("M721", None)),
     "stalls": Fault(stalls, ("M709", None)),
+    "stalls, direct": Fault(stalls_direct, ("M721", "M721"), latest=LATEST + GROUP_SECONDS),
     "killed, default waits": Fault(killed_between, ("ends", None), blocking=False),
-} | ({"on the host": Fault(on_the_host, ("M708", "M504"))} if DEVICE == "cuda" else {})
+    "on the host": Fault(on_the_host, ("M708", "M504")),
+    "one GPU": Fault(not_allowed, ("M723", "M723")),
+}
+
+
+def names() -> list[str]:
+    """Those that there are in this place: Gloo, for one, sends tensors of the host, too."""
+    here = {"on the host": place.backend() == "nccl", "one GPU": place.gpus() == 1}
+    return [name for name in FAULTS if here.get(name, True)]

@@ -27,11 +27,8 @@ import torch.distributed._symmetric_memory
 import torch.profiler
 
 from maskc.diagnostics import MaskcError
-from tests.gpu2 import cases, devices, faults, soak
+from tests.gpu2 import cases, devices, faults, place, soak
 
-ON_GPUS = torch.cuda.device_count() >= cases.WORLD
-SHARED = "MASKC_SHARED_GPU"
-"""In the environment of ranks that share one GPU."""
 Pipe = Connection
 
 
@@ -40,15 +37,13 @@ def say(pipe: Pipe, found: dict[str, Any], started: float) -> None:
 
 
 def join(rank: int, path: str, seconds: float) -> Any:
-    """The group of both ranks, one process a GPU; over Gloo where there are no two GPUs, or both ranks share one."""
-    over_nccl = ON_GPUS and SHARED not in os.environ
-    if over_nccl:
-        torch.cuda.set_device(rank)
+    """The group of both ranks."""
+    place.enter(rank)
     dist.init_process_group(
-        "nccl" if over_nccl else "gloo",
+        place.backend(),
         init_method=f"file://{path}",
         rank=rank,
-        world_size=cases.WORLD,
+        world_size=place.WORLD,
         timeout=timedelta(seconds=seconds),
     )
     return dist.group.WORLD
@@ -64,7 +59,7 @@ def told(check: Callable[[], str]) -> dict[str, Any]:
 
 def pair(pipe: Pipe, rank: int, path: str, seconds: float) -> None:
     group = join(rank, path, seconds)
-    listed = cases.all_cases() if ON_GPUS or SHARED in os.environ else [cases.smaller(c) for c in cases.all_cases()]
+    listed = cases.all_cases() if place.gpus() else [cases.smaller(c) for c in cases.all_cases()]
     while True:
         case = listed[pipe.recv()]
         started = time.monotonic()
@@ -79,7 +74,7 @@ def fault(pipe: Pipe, name: str, rank: int, path: str, seconds: float) -> None:
     faulthandler.dump_traceback_later(20, file=sys.__stderr__)  # for one that hangs
     try:
         faults.FAULTS[name].act(rank, group)
-        if ON_GPUS:
+        if place.gpus():
             torch.cuda.synchronize()
         say(pipe, {"problem": "", "code": None}, started)
     except MaskcError as e:
@@ -94,7 +89,7 @@ def main(pipe: Pipe, environment: dict[str, str], errors: str, kind: str, *rest:
     os.environ.update(environment)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-    if not ON_GPUS:
+    if not place.gpus():
         torch.set_num_threads(1)
     match kind:
         case "pair":
