@@ -154,8 +154,8 @@ def run_soak(deadline: float, calls: int, queues: int) -> Record:
     """queues: hardware queues of a process, which streams share."""
     path, started = rendezvous(), time.monotonic()
     more = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
-    left = deadline - time.monotonic() - ENDING_SECONDS
-    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, left, more=more) for rank in range(place.WORLD)]
+    until = deadline - ENDING_SECONDS
+    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, until, more=more) for rank in range(place.WORLD)]
     answers = [worker.answer(deadline) for worker in workers]
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]

@@ -34,7 +34,7 @@ def test_every_mask_comes_in_every_way() -> None:
 
 @pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "fault/killed between, direct", "devices", "soak"])
 def test_over_gloo(tmp_path: Path, match: str) -> None:
-    record = run(tmp_path, "--host", "--limit", "60", "--pairs", "2", "--match", match)
+    record = run(tmp_path, "--host", "--limit", "120", "--pairs", "2", "--soak", "200", "--match", match)
     assert record["passed"]
     assert not record["failed"]
 

@@ -1,7 +1,7 @@
 """One process: a rank of a pair, or two devices in turn. Each job has one answer, on a pipe.
 
     pair RANK FILE SECONDS      jobs are numbers of cases, which come by the pipe
-    soak RANK FILE SECONDS CALLS LIMIT      LIMIT: seconds after which no more calls are begun
+    soak RANK FILE SECONDS CALLS UNTIL      UNTIL: on the machine's clock, after which no more calls are begun
     fault NAME RANK FILE SECONDS
     devices
 
@@ -99,7 +99,7 @@ def main(pipe: Pipe, environment: dict[str, str], errors: str, kind: str, *rest:
             found: list[int] = []
 
             def check() -> str:
-                problem, done = soak.run(int(rest[0]), group, int(rest[3]), started + float(rest[4]))
+                problem, done = soak.run(int(rest[0]), group, int(rest[3]), float(rest[4]))
                 found.append(done)
                 return problem
 
