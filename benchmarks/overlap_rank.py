@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, Problem
-from maskc.boundary import BoundaryVectors
+from maskc.boundary import VECTOR_NAMES, BoundaryVectors
 from maskc.runtime import hopper, ops
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.layout import Layout
@@ -19,7 +19,7 @@ from maskc.runtime.localize import localize
 from maskc.runtime.merge import merge
 from maskc.runtime.overlap import Gradients, Overlapped
 from maskc.runtime.overlap_kernels import backward_block, forward_block
-from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.overlap_plan import Cut, OverlapPlan
 from maskc.runtime.protocol import Kind, Word, last_value
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
@@ -126,13 +126,13 @@ class Rank:
 
     def copies(self, direction: str = "forward") -> None:
         """The planned copies of keys with their flags, and the compute stream behind them."""
-        self.rank.copy_keys(self.rank.forward_cut if direction == "forward" else self.rank.backward_cut, 0)
+        copy_keys(self.rank, self.rank.forward_cut if direction == "forward" else self.rank.backward_cut)
         self.queues.follow("compute", "copy")
 
     def exchange(self) -> None:
         """All that is copied for a backward call, both directions at once, and the sum."""
         cut = self.rank.backward_cut
-        self.rank.copy_keys(cut, 0)
+        copy_keys(self.rank, cut)
         with self.queues.on("copy"):
             self.link.receive()
         self.sends()
@@ -188,6 +188,15 @@ class Rank:
         return new if total is None else merge(total, new)
 
 
+def copy_keys(over: Overlapped, cut: Cut) -> None:
+    """The copies of a call with their flags alone, after the compute stream, which goes on meanwhile."""
+    over.queues.follow("copy", "compute")
+    for piece in cut.pieces:
+        with over.queues.on("copy"):
+            over.pull(cut, piece, 0)
+        over.queues.put("copy", over.address(cut, Word("flag", over.plan.rank, piece)), over.epoch)
+
+
 def send_gradients(over: Overlapped, made: Gradients) -> None:
     """The way of gradients to their owners alone, after the compute stream, which goes on after them."""
     cut, queues = over.backward_cut, over.queues
@@ -207,5 +216,5 @@ def _fill(device: torch.device, peer: int, pair: Pair) -> None:
 
 
 def _named(v: BoundaryVectors) -> list[tuple[str, Tensor]]:
-    named = zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True)
+    named = zip(VECTOR_NAMES, v.tensors, strict=True)
     return [(n, t) for n, t in named if t is not None]

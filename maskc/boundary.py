@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+VECTOR_NAMES = ("lts", "lte", "uts", "ute", "diag")
+"""Of `BoundaryVectors.tensors`."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockTable:
@@ -44,7 +47,7 @@ class BoundaryVectors:
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """(lts, lte, uts, ute, diag)."""
+        """In the order of VECTOR_NAMES."""
         return self.lts, self.lte, self.uts, self.ute, self.diag
 
     @property

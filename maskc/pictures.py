@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from maskc.boundary import BoundaryVectors
+from maskc.boundary import VECTOR_NAMES, BoundaryVectors
 from maskc.tiles import TileClass
 
-VECTOR_NAMES = ("lts", "lte", "uts", "ute", "diag")
 TILE_LETTERS = {TileClass.SKIP: ".", TileClass.PARTIAL: "p", TileClass.UNMASKED: "#"}
 
 

@@ -9,10 +9,10 @@ import torch
 
 from maskc.binding.bind import bind
 from maskc.binding.bound import BoundInputs, BoundMask
-from maskc.boundary import BoundaryVectors
+from maskc.boundary import VECTOR_NAMES, BoundaryVectors
 from maskc.compiled import CompiledMask
 from maskc.explain import explain
-from maskc.pictures import VECTOR_NAMES, tile_counts, visible_pairs
+from maskc.pictures import tile_counts, visible_pairs
 from maskc.report.encode import runs
 from maskc.report.gallery import EXAMPLES, Example, example
 from maskc.report.plans import communication, localization, plans

@@ -16,7 +16,7 @@ from maskc.runtime.layout import Layout, even_bounds, usual_owners
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.node_balance import Problem, Traffic, by_blocks, by_swaps, swap_traffic
 from maskc.runtime.plan import NODE_EPSILON, plan
-from maskc.runtime.tile_work import TileCosts, TileWork, tile_size, tile_work
+from maskc.runtime.tile_work import TileCosts, TileWork, per_chunk, tile_size, tile_work
 from maskc.tiles import TileClass, classify
 
 Ints = NDArray[np.int64]
@@ -165,11 +165,5 @@ def pair_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> Ints:
     price = np.zeros(len(TileClass), dtype=np.int64)
     price[TileClass.PARTIAL], price[TileClass.UNMASKED] = costs.partial, costs.unmasked
     table = price[classify(v, *tile).cpu().numpy()].sum((0, 1))
-    return _per_chunk(_per_chunk(table, rows, tile[0]).T, keys, tile[1]).T
-
-
-def _per_chunk(table: Ints, layout: Layout, tile: int) -> Ints:
-    sums = np.concatenate((np.zeros_like(table[:1]), table.cumsum(0)))
-    edges = np.array(layout.bounds, dtype=np.int64)
-    out: Ints = sums[-(-edges[1:] // tile)] - sums[edges[:-1] // tile]
-    return out
+    work: Ints = per_chunk(np.add, per_chunk(np.add, table, rows, tile[0]).T, keys, tile[1]).T
+    return work

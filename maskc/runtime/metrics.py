@@ -24,7 +24,7 @@ def metrics(
     model of `maskc.runtime.machine`. exposed_ms: what the exchange adds to the step, known for "all-gather" (all of it),
     None where the schedule hides a part that only a measurement tells.
     """
-    needed = [sum(plan.keys.size_of(c) for c in plan.needed(r) if plan.keys.owner[c] != r) for r in range(plan.world)]
+    needed = plan.received()
     others = [plan.keys.length - plan.keys.local_length(r) for r in range(plan.world)]
     total_needed, total = sum(needed), sum(others)
     pruned = 1.0 - total_needed / total if plan.prune and total else 0.0

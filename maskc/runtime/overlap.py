@@ -324,14 +324,6 @@ class Overlapped(KeyBuffer):
                 assert_never(op)
         return None
 
-    def copy_keys(self, cut: Cut, half: int) -> None:
-        """Enqueue the copies of a call with their flags, alone, after the compute stream, which goes on after them."""
-        self.queues.follow("copy", "compute")
-        for piece in cut.pieces:
-            with self.queues.on("copy"):
-                self.pull(cut, piece, half)
-            self.queues.put("copy", self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
-
     def pull(self, cut: Cut, piece: int, half: int) -> None:
         """Enqueue the copy of a piece on torch's current stream."""
         at = cut.plan.slot_of(piece)

@@ -18,7 +18,7 @@ from maskc.runtime.plan import AttentionPlan
 CHUNK_SECONDS = 5e-6
 """Per chunk on top of its bytes: two copies and a flag."""
 WIDE = 16
-"""Of more ranks than this, the slowest and the mean are shown."""
+"""Of more ranks than this, reports show sums, the mean or the worst."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from maskc.boundary import BoundaryVectors
+from maskc.boundary import VECTOR_NAMES, BoundaryVectors
 from maskc.diagnostics import MaskcError
 from maskc.runtime import chunking, overlap_model
 from maskc.runtime.balance import Effort, balance, greedy
@@ -16,13 +16,12 @@ from maskc.runtime.kernel_tiles import kernel_tiles
 from maskc.runtime.layout import Range
 from maskc.runtime.localize import localize
 from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.overlap_model import WIDE
 from maskc.runtime.plan import AttentionPlan, assigned, plan
 from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.plan_specs import vectors_of
 from maskc.runtime.schedule import STRATEGIES
 
-WIDE = 16
-"""Link tables of more ranks than this are summed per rank."""
 PAIRS = 200_000
 """Pairs of ranks and key chunks from which single transfers, of which there may be as many, are not listed."""
 CELLS = 1 << 36
@@ -66,7 +65,7 @@ def _vector_lines(local: BoundaryVectors) -> list[str]:
     for b in range(local.batch):
         for h in range(local.heads):
             label = (f", item {b}" if local.batch > 1 else "") + (f", head {h}" if local.heads > 1 else "")
-            vectors = zip(("lts", "lte", "uts", "ute", "diag"), local.tensors, strict=True)
+            vectors = zip(VECTOR_NAMES, local.tensors, strict=True)
             runs = _runs({name: t[b, h] for name, t in vectors if t is not None})
             out += [f"  keys {keys}{label}: {values}" for keys, values in runs] or [f"  every key{label}: nothing is masked"]
     if local.blocks is not None:
@@ -135,7 +134,7 @@ def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
         ways["HCC-IPO"] = assigned(p, balance(loads, p.world, Effort()), "HCC-IPO")
         if p.nodes == 1 < p.world <= WIDE:
             ways["epsilon=.01"] = plan(spec, world_size=p.world, epsilon=0.01, chunk=p.rows.chunk, **shared)  # type: ignore[arg-type]
-    if p.order in ("balanced", "given") and p.method not in ("HCC-IPO",):
+    if p.order in ("balanced", "given") and p.method != "HCC-IPO":
         ways["this plan"] = p
     lines = ["order       imbalance  busiest rank receives  all ranks receive"]
     for name, way in ways.items():

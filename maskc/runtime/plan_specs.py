@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from maskc.boundary import BoundaryVectors
+from maskc.boundary import VECTOR_NAMES, BoundaryVectors
 from maskc.diagnostics import error
 from maskc.runtime import layout as layouts
 from maskc.runtime.layout import Range
@@ -73,7 +73,7 @@ def vectors_digest(v: BoundaryVectors) -> str:
     """Digest of what the mask hides: sizes, vectors, block table. Remembered per object (vectors are never changed)."""
     v = on_host(v)
     h = hashlib.sha256(repr((v.nq, v.nk, v.batch, v.heads, v.causal)).encode())
-    for name, t in zip(("lts", "lte", "uts", "ute", "diag"), v.tensors, strict=True):
+    for name, t in zip(VECTOR_NAMES, v.tensors, strict=True):
         if t is not None:
             h.update(name.encode() + t.contiguous().numpy().tobytes())
     if v.blocks is not None:

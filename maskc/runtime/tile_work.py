@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskc.boundary import BoundaryVectors
+from maskc.runtime.chunking import TILE
 from maskc.runtime.layout import Layout
 from maskc.tiles import TileClass, classify
 
-TILE = 128
 TABLE_EDGE = 4096
 """Finest table: this many tiles per axis."""
 
@@ -81,20 +81,20 @@ def tile_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> TileWork:
     unmasked = (classes == TileClass.UNMASKED.value).sum((0, 1, 3), dtype=np.int64)
     busy = (classes != TileClass.SKIP.value).any(3).sum((0, 1), dtype=np.int64)
     seen = (classes != TileClass.SKIP.value).any((0, 1))
-    need = _per_chunk(np.logical_or, _per_chunk(np.logical_or, seen, rows, tile[0]).T, keys, tile[1]).T
-    partial, unmasked, busy = (_per_chunk(np.add, x, rows, tile[0]) for x in (partial, unmasked, busy))
+    need = per_chunk(np.logical_or, per_chunk(np.logical_or, seen, rows, tile[0]).T, keys, tile[1]).T
+    partial, unmasked, busy = (per_chunk(np.add, x, rows, tile[0]) for x in (partial, unmasked, busy))
     return TileWork(partial, unmasked, busy, need, tile)
 
 
 def tile_size(layout: Layout) -> int:
-    """Up to 128, dividing every chunk edge, unless the table would have more than TABLE_EDGE tiles on this axis."""
+    """Up to TILE, dividing every chunk edge, unless the table would have more than TABLE_EDGE tiles on this axis."""
     tile = gcd(TILE, *layout.bounds[:-1])
     while -(-layout.length // tile) > TABLE_EDGE:
         tile *= 2
     return tile
 
 
-def _per_chunk(combine: np.ufunc, table: NDArray[Any], layout: Layout, tile: int) -> NDArray[Any]:
+def per_chunk(combine: np.ufunc, table: NDArray[Any], layout: Layout, tile: int) -> NDArray[Any]:
     """The entries of the tiles that each chunk touches, combined along axis 0."""
     bounds = np.array(layout.bounds, dtype=np.int64)
     edges = np.stack((bounds[:-1] // tile, -(-bounds[1:] // tile)), axis=1).ravel()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 LOG = logging.getLogger("maskc")
@@ -79,7 +79,7 @@ class Watch:
         return f"a call has not ended in {passed:.1f} s" if passed > self._seconds else ""
 
 
-_watches: WeakSet[Any] = WeakSet()
+_watches: WeakSet[Watch] = WeakSet()
 
 
 @atexit.register
