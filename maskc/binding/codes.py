@@ -96,4 +96,8 @@ batch before the compiled function; inside it `maskc.run` then finds them. New d
 the mask and its inputs.""",
     "M515": """Too much for FlexAttention on a CPU.
 There it holds every score at once and has no backward: `maskc bench --device cpu` is for small sizes and few heads.""",
+    "M516": """Function transforms do not reach through attention.
+`torch.func` (vmap, grad, vjp, jvp, jacrev) and forward-mode AD run a function on tensors of their own, which maskc's kernels
+cannot follow: there is no batching rule and no tangent. Gradients come from `backward()` or `torch.autograd.grad`; several
+sequences go into the batch axis.""",
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from maskc.binding.bound import BoundMask, Prepare
 from maskc.boundary import BoundaryVectors
@@ -74,8 +76,10 @@ def run(
             f"spec is {type(spec).__name__}, not a bound mask",
             _instead_of(spec),
         )
-    if not isinstance(deterministic, bool):
-        raise _type_error("M511", f"deterministic is {deterministic!r}, not True or False")
+    for name, switch in (("deterministic", deterministic), ("return_lse", return_lse)):
+        if not isinstance(switch, bool):
+            raise _type_error("M511", f"{name} is {switch!r}, not True or False")
+    _refuse_transforms(q, k, v)
     packed = isinstance(q, Tensor) and q.ndim == 3
     if packed:
         q, k, v = (x[None] if isinstance(x, Tensor) and x.ndim == 3 else x for x in (q, k, v))
@@ -176,14 +180,34 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def _refuse_transforms(*tensors: object) -> None:
+    """Raise M516 inside a transform of `torch.func` and for dual tensors: the operators have neither batching nor tangents.
+
+    Torch would run them on such tensors and give a tangent of zeros.
+    """
+    if torch.compiler.is_compiling():
+        wrong = forward_ad._current_level >= 0
+    else:
+        given = [x for x in tensors if isinstance(x, Tensor)]
+        wrong = any(map(torch._C._functorch.is_functorch_wrapped_tensor, given))
+        if not wrong and forward_ad._current_level >= 0:
+            wrong = any(forward_ad.unpack_dual(x).tangent is not None for x in given)  # type: ignore[no-untyped-call]
+    if wrong:
+        hint = "derivatives: tensor.backward() or torch.autograd.grad; several items: the batch axis of q, k and v"
+        raise error("M516", "q, k or v is inside a function transform (vmap, grad, jvp) or forward-mode AD", None, hint)
+
+
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] agree in shape, dtype and device (M503 to M506)."""
     named = {"q": q, "k": k, "v": v}
     for name, x in named.items():
         if not isinstance(x, Tensor):
             raise _type_error("M511", f"{name} is {type(x).__name__}, not a tensor")
-        if x.layout is not torch.strided:
-            raise _type_error("M511", f"{name} is a {str(x.layout).removeprefix('torch.')} tensor, not a dense one")
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+            raise _type_error("M511", f"{name} is a {kind} tensor, not a dense one", _PACKED if x.is_nested else None)
+        if type(x) is not Tensor and hasattr(x, "device_mesh"):
+            raise _type_error("M511", f"{name} is a {type(x).__name__}, spread over a device mesh", _LOCAL)
         if x.ndim != 4:
             raise error("M503", f"{name} has shape {tuple(x.shape)}, not [B, S, H, D] or packed [T, H, D]")
     if not q.device == k.device == v.device:
@@ -197,9 +221,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise error("M503", f"q, k and v have different batch sizes: {shapes}")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
         raise error("M503", f"k and v differ in keys or heads: {shapes}")
-    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
-        raise error("M503", f"q and k {'differ in head dim' if k.shape[3] != q.shape[3] else 'have head dim 0'}: {shapes}")
-    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+    if q.shape[3] != k.shape[3]:
+        raise error("M503", f"q and k differ in head dim: {shapes}")
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        raise error("M503", f"a head dim is 0: {shapes}")
+    if k.shape[2] == 0 or q.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise error(
             "M506",
             f"{q.shape[2]} query heads cannot share {k.shape[2]} kv heads evenly: {shapes}",
@@ -208,6 +234,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+_PACKED = "pack it: x.values() is [T, H, D], and its documents are doc=maskc.segments(cu_seqlens=x.offsets())"
+_LOCAL = "give x.to_local(); where it is the sequence that is spread, also the group: run(spec, q, k, v, mesh.get_group())"
 _HEADS_FIRST = "the layout is [B, S, H, D]; for heads before rows: x.transpose(1, 2)"
 MOST_HEADS = 256
 """No model has more kv heads than this."""
@@ -231,8 +259,9 @@ def scale_of(q: Tensor, scale: float | None) -> float:
     """The factor on scores: 1 / sqrt(D) by default. Raises M510 for what is no finite number."""
     if scale is None:
         return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise _type_error("M510", f"scale = {scale!r} is not a finite number", "leave it out for 1 / sqrt(D)")
+    known = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not known or not -sys.float_info.max <= scale <= sys.float_info.max:
+        raise _type_error("M510", f"scale = {scale!r:.60} is not a finite number", "leave it out for 1 / sqrt(D)")
     return float(scale)
 
 
@@ -305,12 +334,20 @@ def vectors_on(spec: BoundMask, nq: int, nk: int, device: torch.device) -> Bound
 
 
 def _world_size(group: Any) -> int:
+    """Ranks of a process group. Raises M511 for what is none, and on ranks that do not belong to it."""
     from torch import distributed
 
-    try:
+    if torch.compiler.is_compiling():  # groups are opaque in a graph
         return distributed.get_world_size(group)
-    except AttributeError:
+    if hasattr(group, "get_group"):
+        raise _type_error("M511", f"group is a {type(group).__name__}", 'give the group of a dimension: mesh.get_group("cp")')
+    try:
+        ranks = distributed.get_world_size(group)
+    except (AttributeError, TypeError, ValueError):
         raise _type_error("M511", f"group is {type(group).__name__}, not a process group") from None
+    if ranks < 1:
+        raise _type_error("M511", "this rank is not in the group", "only the ranks of a group call `run` with it")
+    return ranks
 
 
 def _listed(named: Mapping[str, Tensor], attribute: str) -> str:

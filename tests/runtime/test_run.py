@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,10 @@ def test_refuses_missing_and_unused_inputs() -> None:
         ("M505", lambda q, k, v: (q.float(), k, v)),
         ("M505", lambda q, k, v: (q.long(), k.long(), v.long())),
         ("M505", lambda q, k, v: tuple(x.to(torch.float8_e4m3fn) for x in (q, k, v))),
+        ("M503", lambda q, k, v: (q[..., :0], k[..., :0], v)),
+        ("M503", lambda q, k, v: (q, k, v[..., :0])),
         ("M506", lambda q, k, v: (q[:, :, :3], k, v)),
+        ("M506", lambda q, k, v: (q[:, :, :0], k, v)),
         ("M504", lambda q, k, v: (q.to("meta"), k, v)),
         ("M508", lambda q, k, v: tuple(x.to("meta") for x in (q, k, v))),
     ],
@@ -254,6 +258,43 @@ def test_refuses_tensors_that_do_not_fit(code: str, change: Any) -> None:
 )
 def test_refuses_what_is_no_tensor(code: str, tensors: Any) -> None:
     refusal(code, "std:causal", *tensors, kind=TypeError)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_refuses_nested_tensors(layout: torch.layout) -> None:
+    x = torch.nested.nested_tensor([torch.zeros(n, 2, 8) for n in (5, 3)], layout=layout)
+    assert "segments(cu_seqlens=x.offsets())" in refusal("M511", "std:causal", x, x, x, kind=TypeError)
+
+
+def in_dual_level(attend: Callable[[torch.Tensor], torch.Tensor], q: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        return attend(torch.autograd.forward_ad.make_dual(q, q))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda attend, q: torch.func.grad(lambda x: attend(x).sum())(q),
+        lambda attend, q: torch.func.vmap(attend)(q[None]),
+        lambda attend, q: torch.func.jvp(attend, (q,), (q,)),
+        in_dual_level,
+    ],
+    ids=["grad", "vmap", "jvp", "dual"],
+)
+def test_refuses_function_transforms(transform: Any) -> None:
+    """Torch runs an operator without a tangent on dual tensors, and says that its derivative is 0."""
+    q, k, v = operands()
+    with pytest.raises(maskc.MaskcError, match="M516"):
+        transform(lambda x: maskc.run("std:causal", x, k, v), q)
+
+
+def test_transforms_of_something_else_are_none_of_its_business() -> None:
+    q, k, v = operands()
+    want = maskc.run("std:causal", q, k, v)
+    scaled = torch.func.vmap(lambda s: s * maskc.run("std:causal", q, k, v))(torch.tensor([1.0, 2.0]))
+    assert torch.equal(scaled, torch.stack([want, 2 * want]))
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(maskc.run("std:causal", q, k, v), want)
 
 
 @pytest.mark.parametrize(
@@ -280,9 +321,14 @@ def test_refuses_backends_by_name() -> None:
     assert 'backend "cpu" or "auto"' in text
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1", True])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -(10**400), "1", True])
 def test_refuses_scales(scale: Any) -> None:
     refusal("M510", "std:causal", *operands(), kind=TypeError, scale=scale)
+
+
+@pytest.mark.parametrize("name", ["deterministic", "return_lse"])
+def test_refuses_switches_that_are_none(name: str) -> None:
+    assert f"{name} is 'no'" in refusal("M511", "std:causal", *operands(), kind=TypeError, **{name: "no"})
 
 
 def test_refuses_plans_without_a_group() -> None:
