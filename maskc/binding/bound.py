@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from maskc.binding.data import move
+from maskc.binding.data import move, moved
 from maskc.binding.streams import Kept, Making, gpu_tensors
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
@@ -62,26 +62,21 @@ class BoundInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor of them."""
+        """Every tensor of them, in the order of the fields."""
         sets = [t for table in self.sets.values() for t in (table.starts, table.ends, table.counts)]
         numbers = [s for s in self.scalars.values() if isinstance(s, Tensor)]
         return (*sets, *self.vectors.values(), *numbers, *(table.keep for table in self.blocks.values()))
 
     def to(self, device: torch.device) -> BoundInputs:
-        """The same inputs on another device; see `data.move`."""
+        """The same inputs on another device; see `data.moved`."""
         if device == self.device:
             return self
-
-        def moved(t: Tensor) -> Tensor:
-            return move(t, device)
-
-        return BoundInputs(
-            device,
-            {n: SegmentTable(moved(t.starts), moved(t.ends), moved(t.counts)) for n, t in self.sets.items()},
-            {n: moved(t) for n, t in self.vectors.items()},
-            {n: moved(s) if isinstance(s, Tensor) else s for n, s in self.scalars.items()},
-            {n: replace(t, keep=moved(t.keep)) for n, t in self.blocks.items()},
-        )
+        there = iter(moved(self.tensors, device))
+        sets = {n: SegmentTable(next(there), next(there), next(there)) for n in self.sets}
+        vectors = {n: next(there) for n in self.vectors}
+        scalars = {n: next(there) if isinstance(s, Tensor) else s for n, s in self.scalars.items()}
+        blocks = {n: replace(t, keep=next(there)) for n, t in self.blocks.items()}
+        return BoundInputs(device, sets, vectors, scalars, blocks)
 
 
 class Reordered(NamedTuple):
@@ -283,11 +278,11 @@ def on_device(v: BoundaryVectors, device: torch.device) -> BoundaryVectors:
     if v.device == device:
         return v
 
-    def moved(t: Tensor | None) -> Tensor | None:
+    def there(t: Tensor | None) -> Tensor | None:
         return None if t is None else move(t, device)
 
     blocks = v.blocks
     if blocks is not None:
         blocks = replace(blocks, keep=move(blocks.keep, device))
-    lts, lte, uts, ute, diag = (moved(t) for t in v.tensors)
-    return replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=moved(v.elsewhere))
+    lts, lte, uts, ute, diag = (there(t) for t in v.tensors)
+    return replace(v, lts=lts, lte=lte, uts=uts, ute=ute, diag=diag, blocks=blocks, elsewhere=there(v.elsewhere))

@@ -101,19 +101,32 @@ def on_host(inputs: Mapping[str, object]) -> Mapping[str, object]:
     plain = all(t.layout is torch.strided and not (t.is_meta or t.is_floating_point() or t.is_complex()) for t in held)
     if not plain or sum(t.numel() for t in held) > FEW_NUMBERS:
         return inputs
-    there = {id(t): t for t in held if t.device.type != "cpu"}
-    read = torch.cat([t.detach().reshape(-1).to(torch.int64) for t in there.values()]).cpu()
-    parts = torch.split(read, [t.numel() for t in there.values()])
-    copies = {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(there.items(), parts, strict=True)}
+    there = [t.detach() for t in held if t.device.type != "cpu"]
+    alike = there if len({t.dtype for t in there}) == 1 else [t.to(torch.int64) for t in there]
+    copies = iter([copy.to(t.dtype) for copy, t in zip(moved(alike, torch.device("cpu")), there, strict=True)])
 
-    def here(value: object) -> object:
+    def here(value: object) -> object:  # comes upon tensors in the order of `tensors_in`
         if isinstance(value, Tensor):
-            return copies.get(id(value), value)
+            return value if value.device.type == "cpu" else next(copies)
         if isinstance(value, SetSource):
             return replace(value, data=here(value.data))
         return [here(x) for x in value] if any(True for _ in tensors_in(value)) and isinstance(value, list | tuple) else value
 
     return {name: here(value) for name, value in inputs.items()}
+
+
+def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """As `move`, small tensors of one dtype in one transfer: each costs the host some launches' time. They share memory then."""
+    small = [i for i, t in enumerate(tensors) if t.device != device and t.numel() <= FEW_NUMBERS]
+    out = list(tensors)
+    for dtype in {tensors[i].dtype for i in small}:
+        those = [i for i in small if tensors[i].dtype == dtype]
+        if len(those) > 1:
+            flat = move(torch.cat([tensors[i].reshape(-1) for i in those]), device)
+            parts = torch.split(flat, [tensors[i].numel() for i in those])
+            for i, part in zip(those, parts, strict=True):
+                out[i] = part.view(tensors[i].shape)
+    return [move(t, device) for t in out]
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
