@@ -21,6 +21,7 @@ from maskc.runtime.comm import Peer
 from maskc.runtime.executor import Call
 from maskc.runtime.localize import equal_on_host, on_host
 from maskc.runtime.machine import DEFAULT_MACHINE
+from maskc.runtime.ops import refuse_twice
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.plan_arguments import Spec
@@ -92,7 +93,7 @@ def run(
 def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor, direct: bool = True) -> Choice:
     """What "auto" takes: equal on all ranks, because it looks at the plan, global sizes and the device type only.
 
-    direct: whether the ranks may be able to reach each other's memory.
+    direct: whether the ranks may be able to reach each other's memory, and have the kernels for it.
     """
     row_bytes = k.shape[0] * k.shape[2] * (k.shape[3] + v.shape[3]) * k.element_size()
     return _choose(plan, part, row_bytes, q.shape[0] * q.shape[2] * q.shape[3], q.device.type, direct)
@@ -222,15 +223,18 @@ def _call(
         raise error("M504", f"q is on `{q.device}`, from where this group cannot send", None, "move q, k and v, or the group")
     check_plan(plan, peer.world, peer.rank, q, k)
     check_strategy(strategy)
+    number, name = scale_of(q, scale), backend_for(q, backend)
     if strategy in DIRECT and plan.hierarchical and plan.nodes > 1:
         raise error("M722", "chunks would be passed on between nodes", None, "make the plan with hierarchical=False")
+    if strategy in DIRECT and name == "flex":
+        hint = f"{', '.join(STRATEGIES)}, or auto"
+        raise error("M722", f'strategy "{strategy}" is a kernel of maskc, which backend "flex" does not run', None, hint)
     part = plan.part(spec)
     if strategy == "auto":
-        choice = choose(plan, part, q, k, v)
+        choice = choose(plan, part, q, k, v, direct=name != "flex")
         LOG.debug("strategy %s: %s", choice.strategy, choice.reason)
         strategy = choice.strategy
     vectors = _on_device(spec, plan, q)
-    number, name = scale_of(q, scale), backend_for(q, backend)
     return Call(plan, part, plan.schedule(strategy, part), vectors, peer, q.device, number, deterministic, name)
 
 
@@ -362,8 +366,21 @@ class _ContextAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        return *executor.backward(ctx.call, q, k, v, out, lse, dout, dlse), None
+        with torch.no_grad():
+            grads = executor.backward(ctx.call, q, k, v, out, lse, dout, dlse)
+        if torch.is_grad_enabled():  # create_graph=True: they depend on the tensors and would not show it
+            grads = _Once.apply(q, k, v, dout, *grads)  # type: ignore[no-untyped-call]
+        return *grads, None
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that refuse to be differentiated, whatever the gradient of the output depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    backward = staticmethod(refuse_twice)

@@ -256,7 +256,8 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     return *grads, *nothing[0], nothing[1], *nothing[2]
 
 
-def _refuse_twice(ctx: Any, *grads: Any) -> None:
+def refuse_twice(ctx: Any, *grads: Any) -> None:
+    """The backward of a backward. Raises M509."""
     raise error("M509", "the gradient of attention cannot be differentiated again", None, "detach it, or use dense attention")
 
 
@@ -266,4 +267,4 @@ for _name, _key in (("cpu", "CPU"), ("hopper", "CUDA")):
 torch.library.register_fake("maskc::forward", _fake_forward)
 torch.library.register_fake("maskc::backward", _fake_backward)
 torch.library.register_autograd("maskc::forward", _differentiate, setup_context=_save)
-torch.library.register_autograd("maskc::backward", _refuse_twice)
+torch.library.register_autograd("maskc::backward", refuse_twice)
