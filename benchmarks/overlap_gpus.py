@@ -342,7 +342,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
     peer = Peer.of(dist.group.WORLD)
     rows: list[dict[str, Any]] = []
     if rank == 0:
-        _measured_with()
+        measured_with()
     everywhere = [w for w in EVERYWHERE if args.way in w]
     every = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
     for number, cell in enumerate(replace(c, rows=c.rows // args.shrink) for c in cells(world) if args.match in str(c)):
@@ -413,7 +413,7 @@ def copying_ctas(rank: Rank, ways: Sequence[str]) -> dict[str, dict[str, int]]:
 
 def write(out: Path, world: int, rows: list[dict[str, Any]], copying: dict[str, dict[str, int]] | None = None) -> None:
     """Beside what stands there of other cells, ways and of nodes, if it was measured with the same sources."""
-    driver, sources = _measured_with()
+    driver, sources = measured_with()
     old = json.loads(out.read_text()) if out.exists() else {}
     kept = old if old.items() >= sources.items() else {}
     fresh = {_name(r) for r in rows}
@@ -439,7 +439,7 @@ def _name(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @cache
-def _measured_with() -> tuple[str | None, dict[str, str]]:
+def measured_with() -> tuple[str | None, dict[str, str]]:
     """Driver, and the digests of the sources."""
     if not ON_GPUS:
         return None, digests()

@@ -1,10 +1,11 @@
-"""Ranks of two nodes of four, a node on each GPU, its ranks in turn: what crosses between nodes goes through host memory.
+"""Ranks of two nodes of four, all in turn on one GPU: what crosses between nodes goes through host memory.
 
-    python -m benchmarks.overlap_nodes [--timeout 60] [--out benchmarks/results/overlap_gpus.json]
+    python -m benchmarks.overlap_nodes [--timeout 90] [--out benchmarks/results/overlap_nodes.json]
 
 Every mask with routing flat or hierarchical, pruned or not, over a link of pinned host memory as it is (about 50 GB/s a
 rank) and of half its rate: chunks that cross are copied twice. Gated, forward and backward, one layer; a step is that of the
-slowest rank of both nodes, which load the host's memory together. Rows go to "nodes" of the file, the rest of it is kept.
+slowest rank, whose host is ahead. same_bits: every rank got the keys that it sees, and the results of copying first. With two
+GPUs a node is on each, and both load the host's memory together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -25,20 +26,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import maskc
-from benchmarks.digest import digests
 from benchmarks.kernels import compile_all
 from benchmarks.masks import mask_case
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
-from benchmarks.overlap_gpus import sources_of
+from benchmarks.overlap_gpus import measured_with, sources_of
+from benchmarks.overlap_times import Stopwatch
 from benchmarks.overlap_ways import ON_GPUS, exit_codes
 from benchmarks.train_ablation import INSIDE, LINK_RATE
-from benchmarks.train_link import Link, Memory, part_of
+from benchmarks.train_link import Link, Memory, part_of, starts
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap import Overlapped
+from maskc.runtime.overlap import Executor, Overlapped
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape
+from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape, Pair
 
 NODES, PER_NODE = 2, 4
 ROWS = 8192
@@ -59,8 +61,12 @@ class SlowLink(Link):
             super()._copied(chunk, *rest, **named)
 
 
-def seconds_of(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory, device: torch.device) -> list[float]:
-    """Median of one layer, forward and backward, of a rank, over each link of LINKS."""
+def measured(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory, all_keys: Pair) -> tuple[list[float], bool]:
+    """Of a rank: median ms of one layer, forward and backward, over each link of LINKS; and whether its results are right.
+
+    all_keys: those of the memory, on the device.
+    """
+    device = memory.device
     part = part_of(p, rank)
     link = SlowLink(part, p.keys, memory, INSIDE)
     queues = CudaQueues(device) if ON_GPUS else HostQueues()
@@ -75,19 +81,41 @@ def seconds_of(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memor
     shapes = (local.nq, HEADS), *((p.keys.local_length(rank), memory.shape.heads),) * 2, (local.nq, HEADS)
     q, k, v, dout = (torch.randn(1, n, h, HEAD_DIM, generator=g, device=device).to(memory.shape.dtype) for n, h in shapes)
 
-    def layer() -> float:
-        started = time.perf_counter()
-        out, lse = over.forward(local, q, k, v, HEAD_DIM**-0.5, "gated")
-        over.backward(local, q, k, v, out, lse, dout, HEAD_DIM**-0.5, "gated")
-        over.finish()
-        return time.perf_counter() - started
+    def layer(executor: Executor = "gated") -> tuple[Tensor, ...]:
+        out, lse = over.forward(local, q, k, v, HEAD_DIM**-0.5, executor)
+        _, dk, dv = over.backward(local, q, k, v, out, lse, dout, HEAD_DIM**-0.5, executor)  # dq is added up as it comes
+        return out, lse, dk, dv
 
-    layer()
+    def timed() -> float:
+        started = time.perf_counter()
+        layer()
+        over.finish()
+        return 1e3 * (time.perf_counter() - started)
+
+    for near, _ in foreign(over, all_keys):
+        near.fill_(torch.nan)
+    results = layer()
+    over.finish()
+    arrived = all(torch.equal(near, far) for near, far in foreign(over, all_keys))
+    same = all(torch.equal(a, b) for a, b in zip(results, layer("copy-then-attend"), strict=True))
+    over.finish()
     found = []
     for link.times in LINKS:
-        layer()
-        found.append(statistics.median(layer() for _ in range(REPEATS)))
-    return found
+        if isinstance(queues, CudaQueues):
+            times = Stopwatch({"layer": layer}, (queues,), over.finish).rounds(lambda _: 0.0, fewest=REPEATS)["layer"]
+        else:
+            times = [timed() for _ in range(REPEATS)]
+        found.append(statistics.median(times))
+    return found, arrived and same
+
+
+def foreign(over: Overlapped, all_keys: Pair) -> Iterator[Pair]:
+    """Keys and values of others, in the buffer of a rank and in the whole of them."""
+    begins = starts(over.layout)
+    for slot in over.plan.pulls:
+        for near, far in zip((over.keys, over.values), all_keys, strict=True):
+            begin = begins[slot.chunk]
+            yield near[:, slot.start : slot.start + slot.rows], far[:, begin : begin + slot.rows]
 
 
 def across(p: AttentionPlan) -> int:
@@ -97,12 +125,15 @@ def across(p: AttentionPlan) -> int:
     return sum(t[a][b] for t in tables for a, b in pairs)
 
 
-def rows(node: int, device: torch.device, rows_per_rank: int, heads_kv: int, group: Any = None) -> Iterator[dict[str, Any]]:
-    """A row per mask, link, routing and pruning; all nodes take part in each."""
+def rows(
+    nodes: Sequence[int], device: torch.device, rows_per_rank: int, heads_kv: int, group: Any = None
+) -> Iterator[dict[str, Any]]:
+    """A row per mask, link, routing and pruning. nodes: of this process; where not all, the others take part in each."""
     world = NODES * PER_NODE
     length = rows_per_rank * world
     dtype = torch.bfloat16 if ON_GPUS else torch.float32
     memory = Memory(length, KeyShape(1, heads_kv, HEAD_DIM, HEAD_DIM, dtype), device)
+    k, v = (t.to(device) for t in memory.keys)
     last = sorted(MASKS, key="causal".__eq__)  # what takes longest comes last
     specs = {mask: mask_case(mask, length, heads=HEADS).spec() for mask in last}
     for mask, prune, hierarchical in product(last, (True, False), (True, False)):
@@ -118,10 +149,10 @@ def rows(node: int, device: torch.device, rows_per_rank: int, heads_kv: int, gro
             heads_kv=heads_kv,
             head_dim=HEAD_DIM,
         )
-        mine = [seconds_of(spec, p, r, memory, device) for r in range(node * PER_NODE, (node + 1) * PER_NODE)]
-        slowest = torch.tensor([max(of_ranks) for of_ranks in zip(*mine, strict=True)], dtype=torch.float64)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-        for times, seconds in zip(LINKS, slowest.tolist(), strict=True):
+        mine = [measured(spec, p, n * PER_NODE + r, memory, (k, v)) for n, r in product(nodes, range(PER_NODE))]
+        slowest = [max(of_ranks) for of_ranks in zip(*(ms for ms, _ in mine), strict=True)]
+        *slowest, wrong = most([*slowest, float(not all(right for _, right in mine))], len(nodes) < NODES, group)
+        for times, ms in zip(LINKS, slowest, strict=True):
             yield {
                 "mask": mask,
                 "seqlen": length,
@@ -132,53 +163,67 @@ def rows(node: int, device: torch.device, rows_per_rank: int, heads_kv: int, gro
                 "routing": "hierarchical" if hierarchical else "flat",
                 "prune": prune,
                 "link_gb_s": 50 / times,
-                "step_ms": 1e3 * seconds,
+                "step_ms": ms,
+                "same_bits": not wrong,
                 "bytes_across": across(p),
             }
 
 
-def serve(node: int, meet: str, until: float, out: Path, shrink: int) -> None:
-    device = torch.device("cuda", node) if ON_GPUS else torch.device("cpu")
+def most(values: list[float], apart: bool, group: Any) -> list[float]:
+    """The greatest of all processes; apart: there are others."""
+    found = torch.tensor(values, dtype=torch.float64)
+    if apart:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return found.tolist()
+
+
+def serve(nodes: Sequence[int], meet: str, until: float, out: Path, shrink: int) -> None:
+    """All rows, as far as the time goes, in the process of these nodes."""
+    device = torch.device("cuda", nodes[0]) if ON_GPUS else torch.device("cpu")
+    apart = len(nodes) < NODES
     if ON_GPUS:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=node, world_size=NODES, timeout=timedelta(seconds=40))
+    if apart:
+        wait = timedelta(seconds=40)
+        dist.init_process_group("gloo", init_method=f"file://{meet}", rank=nodes[0], world_size=NODES, timeout=wait)
     found: list[dict[str, Any]] = []
-    sources = digests()
-    for row in rows(node, device, ROWS // shrink, 8):
+    for row in rows(nodes, device, ROWS // shrink, 8):
         found.append(row)
-        if node == 0:
-            record = json.loads(out.read_text()) if out.exists() else {}
-            kept = record if record.items() >= sources.items() else sources
-            out.write_text(json.dumps({**kept, "nodes": found}, indent=1) + "\n")
+        if nodes[0] == 0:
+            write(out, NODES if apart else 1, found)
             what = f"{row['mask']:18} {row['routing']:12} {'pruned' if row['prune'] else 'all':6} {row['link_gb_s']:.0f} GB/s"
-            print(f"{what}  {row['step_ms']:.2f} ms  {row['bytes_across'] / 2**20:.1f} MiB", flush=True)
-        over = torch.tensor([float(time.time() > until)])
-        dist.all_reduce(over, op=dist.ReduceOp.MAX)
-        if over.item():
+            told = f"{row['step_ms']:.2f} ms  {row['bytes_across'] / 2**20:.1f} MiB{'' if row['same_bits'] else '  WRONG'}"
+            print(f"{what}  {told}", flush=True)
+        if most([float(time.time() > until)], apart, None)[0]:
             break
-    os._exit(0)
+    os._exit(int(not all(row["same_bits"] for row in found)))
+
+
+def write(out: Path, gpus: int, rows: list[dict[str, Any]]) -> None:
+    driver, sources = measured_with()
+    about = {"device": torch.cuda.get_device_name() if ON_GPUS else "host", "driver": driver, "torch": torch.__version__}
+    out.write_text(json.dumps({**about, "gpus": gpus, **sources, "rows": rows}, indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for everything")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_gpus.json")
+    parser.add_argument("--timeout", type=float, default=90.0, help="seconds for everything")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_nodes.json")
     parser.add_argument("--shrink", type=int, default=1, help="so much shorter, for a rehearsal")
     parser.add_argument("--node", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--meet", help=argparse.SUPPRESS)
+    parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.node is not None:
-        serve(args.node, args.meet, args.until, args.out, args.shrink)
+        serve([args.node], args.meet, args.until, args.out, args.shrink)
         return 0
-    if ON_GPUS and torch.cuda.device_count() < NODES:
-        print(f"needs {NODES} GPUs")
-        return 2
     until = time.time() + args.timeout
     if ON_GPUS:
         compile_all(sources_of(MASKS, NODES * PER_NODE))
+    if torch.cuda.device_count() < NODES:
+        serve(range(NODES), args.meet, until, args.out, args.shrink)
     command = [sys.executable, "-m", "benchmarks.overlap_nodes", *sys.argv[1:]]
     command += ["--meet", tempfile.mktemp(prefix="maskc-nodes-"), "--until", str(until)]
     nodes = [subprocess.Popen([*command, "--node", str(n)]) for n in range(NODES)]

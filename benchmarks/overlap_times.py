@@ -55,14 +55,15 @@ class Stopwatch:
                     raise
                 self._issue[name] = min(took, 50e-3) if again else took
 
-    def rounds(self, worth: Callable[[Times], float], seldom: Collection[str] = ()) -> Times:
+    def rounds(self, worth: Callable[[Times], float], seldom: Collection[str] = (), fewest: int = FEWEST) -> Times:
         """Milliseconds of every run in every round, in random order.
 
-        worth: seconds that may be spent, by the times so far. seldom: not in each round; few figures need them.
+        worth: seconds that may be spent, by the times so far. seldom: not in each round; few figures need them. fewest:
+        rounds.
         """
         rng, started = random.Random(0), time.monotonic()
         out: Times = {name: [] for name in self.runs}
-        rounds, fewest = 0, FEWEST
+        rounds = 0
         while rounds < fewest or (rounds < MOST and time.monotonic() - started < worth(out)):
             names = [n for n in self.runs if n not in seldom or rounds % (fewest // 5 + 1) == 0]
             rounds += 1
@@ -71,7 +72,7 @@ class Stopwatch:
             for name, (start, end) in events:
                 out[name].append(start.elapsed_time(end))
             if max(out[name][0] for name in self.runs if name not in seldom) > LONG:
-                fewest = FEWEST_LONG
+                fewest = min(fewest, FEWEST_LONG)
         return out
 
     def ratios(self, a: str, b: str, seconds: float, bar: float) -> list[float]:

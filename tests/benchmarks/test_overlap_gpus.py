@@ -67,12 +67,13 @@ def test_a_cell_has_a_row_of_every_way(ranks: Pool) -> None:  # noqa: F811
 
 
 def nodes(rank: int, group: Any) -> list[dict[str, Any]]:
-    return list(islice(overlap_nodes.rows(rank, torch.device("cpu"), 128, 2, group), 8))
+    return list(islice(overlap_nodes.rows([rank], torch.device("cpu"), 128, 2, group), 8))
 
 
 def test_routing_over_nodes_saves_what_the_plan_says(ranks: Pool) -> None:  # noqa: F811
     zero, one = ranks.run(2, nodes)
     assert zero == one
+    assert all(r["same_bits"] for r in zero)
     found = {(r["routing"], r["prune"]): r["bytes_across"] for r in zero}
     assert found["hierarchical", True] < found["hierarchical", False]
     assert found["hierarchical", False] * overlap_nodes.PER_NODE == found["flat", False]
