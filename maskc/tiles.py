@@ -96,30 +96,26 @@ def _classes(
         covered = torch.maximum(covered, c0)
         clear &= r0 >= c1 - 1
     if bounds.diag is not None:
-        covered = torch.maximum(covered, bounds.diag.low[:, :, None])
-        clear &= r0 >= bounds.diag.high[:, :, None]
-    slots = [s for s in (_slot(bounds.lts, bounds.lte, v.nq), _slot(bounds.uts, bounds.ute, v.nq)) if s is not None]
+        covered = torch.maximum(covered, _beside(bounds.diag.low))
+        clear &= r0 >= _beside(bounds.diag.high)
+    slots = [s for s in ((bounds.lts, bounds.lte), (bounds.uts, bounds.ute)) if s != (None, None)]
     for start, end in slots:
-        clear &= (r1 <= start.low) | (end.high <= r0) | (end.high <= start.low)
-    for start, end in slots + slots[:1]:  # either slot may come first
-        covered = torch.where(start.high <= covered, torch.maximum(covered, end.low), covered)
-    classes = torch.where(clear, TileClass.UNMASKED.value, TileClass.PARTIAL.value).to(torch.uint8)
+        if start is not None:
+            apart = r1 <= _beside(start.low)
+            clear &= apart if end is None else apart | (_beside(end.high) <= r0) | _beside(end.high <= start.low)
+        elif end is not None:
+            clear &= _beside(end.high) <= r0
+    first, later = ([s for s in slots if (s[0] is None) == from_the_top] for from_the_top in (True, False))
+    for start, end in (*first, *later, *later[:-1]):  # of two that start anywhere, either may come first
+        reached = covered.clamp(min=v.nq) if end is None else torch.maximum(covered, _beside(end.low))
+        covered = reached if start is None else torch.where(_beside(start.high) <= covered, reached, covered)
+    classes = clear.to(torch.uint8) + TileClass.PARTIAL.value  # UNMASKED is one more
     return classes.masked_fill_(covered >= r1, TileClass.SKIP.value)
 
 
-def _slot(start: Extremes | None, end: Extremes | None, nq: int) -> tuple[Extremes, Extremes] | None:
-    """The interval of one slot with absent ends filled in, each [batch, heads, 1, nK]; None where it does not exist."""
-    present = start if start is not None else end
-    if present is None:
-        return None
-
-    def widen(given: Extremes | None, absent: int) -> Extremes:
-        if given is None:
-            constant = torch.full_like(present.low, absent)[:, :, None]
-            return Extremes(constant, constant)
-        return Extremes(given.low[:, :, None], given.high[:, :, None])
-
-    return widen(start, 0), widen(end, nq)
+def _beside(by_block: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, nK] beside the rows of tiles."""
+    return by_block[:, :, None]
 
 
 def _apply_blocks(

@@ -40,6 +40,38 @@ def test_promises_are_kept(v: BoundaryVectors, block_q: int, block_kv: int) -> N
     assert_promises_kept(v, block_q, block_kv)
 
 
+def class_by_the_rule(v: BoundaryVectors, rows: range, columns: range) -> TileClass:
+    """Of one tile of the first item and head, as `classify` says, from each row that every column of the tile masks."""
+
+    def least(name: str, absent: int) -> tuple[int, int]:
+        vector = getattr(v, name)
+        part = [absent] if vector is None else vector[0, 0, columns.start : columns.stop].tolist()
+        return min(part), max(part)
+
+    slots = [
+        (least(a, 0), least(b, v.nq))
+        for a, b in (("lts", "lte"), ("uts", "ute"))
+        if any(getattr(v, n) is not None for n in (a, b))
+    ]
+    diag = least("diag", 0)
+    masked = [range(columns.start if v.causal else 0), range(diag[0]), *(range(start[1], end[0]) for start, end in slots)]
+    if all(any(row in part for part in masked) for row in rows):
+        return TileClass.SKIP
+    apart = (rows.stop <= start[0] or end[1] <= rows.start or end[1] <= start[0] for start, end in slots)
+    clear = (not v.causal or rows.start >= columns.stop - 1) and rows.start >= diag[1] and all(apart)
+    return TileClass.UNMASKED if clear else TileClass.PARTIAL
+
+
+@settings(max_examples=300, deadline=None)
+@given(boundary_vectors(blocks=False), st.sampled_from([1, 4, 8, 64]), st.sampled_from([1, 3, 16, 64]))
+def test_classes_are_those_of_the_rule(v: BoundaryVectors, block_q: int, block_kv: int) -> None:
+    for i, by_row in enumerate(classify(v, block_q, block_kv)[0, 0].tolist()):
+        rows = range(i * block_q, min((i + 1) * block_q, v.nq))
+        for j, found in enumerate(by_row):
+            columns = range(j * block_kv, min((j + 1) * block_kv, v.nk))
+            assert found == class_by_the_rule(v, rows, columns)
+
+
 @settings(max_examples=100, deadline=None)
 @given(boundary_vectors(blocks=False))
 def test_single_columns_are_classified_exactly(v: BoundaryVectors) -> None:
