@@ -25,7 +25,8 @@ def table_of(source: SetSource | list[SetSource]) -> tuple[list[Ranges], int | N
     checks = Checks()
     table, tokens = build_table(DECL, source, checks, torch.device("cpu"))
     checks.finish()
-    total = table.ends[:, -1:]
+    last = (table.counts[:, None].long() - 1).clamp(min=0)
+    total = torch.where(table.counts[:, None] > 0, table.ends.gather(1, last), 0)
     past = torch.arange(table.size) >= table.counts[:, None]
     assert torch.all(torch.where(past, (table.starts == total) & (table.ends == total), True))
     assert torch.all(table.starts[:, 1:] >= table.ends[:, :-1])

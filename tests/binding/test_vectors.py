@@ -185,6 +185,22 @@ def test_positions_and_ends_of_sequences() -> None:
         assert torch.equal(seen, ids[:, None] == ids)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"lengths": [[3, 1], [0], [2, 0, 3]]},
+        {"cu_seqlens": [[0, 3, 4], [0, 0], [0, 2, 2, 5]]},
+        {"ranges": [[(0, 3), (3, 4)], [(0, 0)], [(0, 2), (2, 2), (2, 5)]]},
+    ],
+    ids=lambda form: " ".join(form),
+)
+def test_room_to_spare_is_empty_and_behind_the_last_segment(form: dict[str, Any]) -> None:
+    table = maskc.compile_text(SAME).bind(nk=5, doc=segments(**form)).inputs.sets["doc"]
+    assert table.counts.tolist() == [2, 1, 3]
+    assert table.starts.tolist() == [[0, 3, 4], [0, 0, 0], [0, 2, 2]]
+    assert table.ends.tolist() == [[3, 4, 4], [0, 0, 0], [2, 2, 5]]
+
+
 def test_ragged_batches() -> None:
     mask = maskc.compile_text(
         "input doc : segments\ninput n : int per doc where n >= 1\nmask m = same(doc) and k <= q < k + n[k]"
