@@ -163,12 +163,15 @@ def _share(v: BoundaryVectors, query_heads: int | None) -> int:
 def _slabs(
     mask_mod: MaskMod, batch: int, heads: int, nq: int, nk: int, step: int, device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Bool [batch, heads, nq, columns] for each slab of columns."""
+    """Bool [batch, heads, nq, columns] for each slab of columns; a mask without elements is not asked for any."""
+    if not batch * heads * nq * nk:
+        yield torch.zeros(batch, heads, nq, nk, dtype=torch.bool, device=device)
+        return
     each = mask_mod
     for axis in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         each = torch.vmap(each, in_dims=axis)
     b, h, q = (torch.arange(size, device=device) for size in (batch, heads, nq))
-    for first in range(0, max(1, nk), step):
+    for first in range(0, nk, step):
         seen = each(b, h, q, torch.arange(first, min(first + step, nk), device=device))
         if seen.dtype != torch.bool:
             raise error(

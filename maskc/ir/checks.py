@@ -74,7 +74,8 @@ def violations(fn: MaskFn, check: Check) -> Iterator[Pred]:
             yield And((fn.body, Not(Same(check.of))))
         case "no_empty_row":
             inside = tuple(InSet(d.name, Col()) for d in fn.inputs if d.kind is InputKind.SEGMENTS)
-            blind = tuple(Not(_sees(fn.body, key)) for key in _likely_keys(fn))
+            # in the normal form what reads must be inside is said: then the negation is true of every row that sees nothing
+            blind = tuple(Not(nnf(fn, _sees(fn.body, key))) for key in _likely_keys(fn))
             yield from (And((*inside, b)) for b in blind)
             if len(blind) > 1:
                 yield And((*inside, *blind))

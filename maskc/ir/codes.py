@@ -46,7 +46,7 @@ declared facts. The smallest input that was found to break the claim is printed.
     mask m = k <= q
     check isolated by doc        # M303: n = 2, doc = [1, 1], row 1 sees key 0, which is not in its `doc`
 
-`no_empty_row` does not count rows outside of a `segments` input: they are padding.
+`no_empty_row` does not count rows outside of a `segments` input, which are padding, and speaks of one key or more.
 
 What to do: correct the mask, or drop the claim.
 """,

@@ -60,6 +60,13 @@ def test_native_masks_of_flex_users() -> None:
     assert equal(from_block_mask(block_mask).vectors(), wanted.vectors())
 
 
+@pytest.mark.parametrize(("nq", "nk"), [(0, 0), (0, 3), (3, 0)])
+def test_masks_without_elements(nq: int, nk: int) -> None:
+    """A mask_mod that reads vectors of no key cannot be asked for one."""
+    spec = maskc.compile_text("input e : int per key\nmask m = k <= q < e[k]").bind(e=[7] * nk, nq=nq)
+    assert from_mask_mod(to_mask_mod(spec), nq, nk).vectors().masked().shape == (1, 1, nq, nk)
+
+
 def test_slabs_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_module, "_SLAB", 64)
     window = maskc.compile("std:sliding_window").bind(window=7).vectors(33, 33)

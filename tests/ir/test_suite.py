@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from maskc.diagnostics import MaskcError
-from maskc.frontend import parse_file
+from maskc.frontend import parse_file, parse_text
 from maskc.ir.lower import needs_hole_free
 from maskc.ir.nodes import Check, Compare, MaskFn, Size
 from maskc.ir.printer import print_fn, print_program
@@ -146,6 +146,22 @@ def test_rectangles_may_be_ruled_out() -> None:
     assert result.detail == "nq = 2, nk = 1, window = 1, row 1 sees no key (if rows and keys are one sequence: `assume nq == nk`)"
     square = replace(fn, assumes=(Compare("==", Size("nq"), Size("nk")),))
     assert [r.status for r in run_checks(square)] == ["proved"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "condition", "status"),
+    [
+        ("doc : segments", "doc.pos[k] >= 0", "proved"),
+        ("doc : segments", "doc.pos[k - 1] >= 0", "refuted"),
+        ("image : spans", "image.pos[k] >= 0", "refuted"),
+        ("x : int per key", "(x[k + 1] < 0 or x[k + 1] >= 0)", "refuted"),
+        ("x : int per key", "(x[k] < 0 or x[k] >= 0)", "proved"),
+    ],
+)
+def test_reads_outside_leave_rows_empty(declared: str, condition: str, status: str) -> None:
+    """A comparison that reads outside is false, and so is its negation: that no row breaks it says nothing."""
+    fn = parse_text(f"input {declared}\nmask m = k <= q and {condition}\ncheck no_empty_row").pick(None)
+    assert [r.status for r in run_checks(fn)] == [status]
 
 
 def test_a_claim_that_fails_names_the_smallest_input() -> None:
