@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskc.binding.data import move, moved
+from maskc.binding.modes import lasting
 from maskc.binding.streams import Kept, Making, gpu_tensors
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.compiled import CompiledMask
@@ -126,8 +127,8 @@ class BoundMask(Handled):
     _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))))
+        super().__post_init__()
 
     def __repr__(self) -> str:
         """Sizes, and each input in a few words; waits for no device."""
@@ -211,6 +212,7 @@ class BoundMask(Handled):
             raise square_only(fn, rows, keys)
         return rows, keys
 
+    @lasting
     def _make(self, nq: int, nk: int, device: torch.device, prepare: Prepare | None) -> BoundaryVectors:
         from maskc.binding.checks import Checks
         from maskc.binding.columns import boundary_vectors

@@ -100,4 +100,7 @@ There it holds every score at once and has no backward: `maskc bench --device cp
 `torch.func` (vmap, grad, vjp, jvp, jacrev) and forward-mode AD run a function on tensors of their own, which maskc's kernels
 cannot follow: there is no batching rule and no tangent. Gradients come from `backward()` or `torch.autograd.grad`; several
 sequences go into the batch axis.""",
+    "M517": """A compiled graph refers to a mask or a plan that is gone.
+Context-parallel calls in a graph look their mask and plan up by a number. Keep both until the backward is done where saved
+tensors are copied in between, as by `torch.autograd.graph.save_on_cpu`.""",
 }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskc.binding.modes import lasting
 from maskc.handles import held
 from maskc.runtime import context_parallel, executor
 from maskc.runtime.comm import Peer
@@ -59,6 +60,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, spec: Tensor, plan: Tensor | None, gr
     return context_parallel.agreed_call(mask, q, k, v, peer, made, *rest)
 
 
+@lasting
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return executor.forward(_call(q, k, v, *rest), q, k, v)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from maskc.binding.bound import BoundMask, Prepare
+from maskc.binding.modes import lasting
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, MaskcWarning, error
 from maskc.runtime import cpu, flex, ops, reorder
@@ -68,6 +69,9 @@ def run(
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q over k and v under a bound mask; see `maskc.run`."""
+    how = {"plan": plan, "strategy": strategy, "scale": scale, "deterministic": deterministic, "backend": backend}
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+        return lasting(run)(spec, q, k, v, group, return_lse=return_lse, **how)  # type: ignore[arg-type]
     if backend not in BACKENDS:
         raise _unknown_backend(backend)
     if not isinstance(spec, BoundMask):
@@ -85,8 +89,7 @@ def run(
         q, k, v = (x[None] if isinstance(x, Tensor) and x.ndim == 3 else x for x in (q, k, v))
     q, k, v = _autocast(q, k, v)
     if group is not None and _world_size(group) > 1:
-        shared = {"plan": plan, "strategy": strategy, "scale": scale, "deterministic": deterministic, "backend": backend}
-        out, lse = _attend_together(spec, q, k, v, group, shared)
+        out, lse = _attend_together(spec, q, k, v, group, how)
     else:
         if group is None and (plan is not None or strategy != "auto"):
             name, hint = "plan" if plan is not None else "strategy", "run(spec, q, k, v, group, ...)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -135,3 +136,42 @@ def on_flex(rank: int, group: Any, strategy: str) -> str:
 @pytest.mark.parametrize("strategy", DIRECT)
 def test_kernels_of_maskc_are_not_those_of_flex(ranks: Pool, strategy: str) -> None:
     assert all("M722" in text for text in ranks.run(2, on_flex, strategy))
+
+
+def infer_then_train(rank: int, group: Any, strategy: str) -> None:
+    p = plan(group)
+    with torch.inference_mode():
+        maskc.run(docs(LENGTHS), *(x.detach() for x in own(p, rank)), group, plan=p, strategy=strategy)
+    check(group, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["all-gather", "gated"])
+def test_memory_made_in_inference_mode_serves_training(strategy: str) -> None:
+    pool = Pool((2,))  # which shares no memory yet
+    try:
+        pool.run(2, infer_then_train, strategy)
+    finally:
+        pool.close()
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def compiled_step(rank: int, group: Any) -> list[bool]:
+    """Gradients of a graph whose mask and plan nobody holds by the time of the backward, and those of an eager call."""
+
+    def step(x: Tensor, y: Tensor, z: Tensor, run: Any) -> Any:
+        p = plan(group)
+        return run(docs(LENGTHS), x, y, z, group, plan=p)
+
+    graph = torch.compile(maskc.run, backend="aot_eager", fullgraph=True)
+    mine, others = own(plan(group), rank), own(plan(group), rank)
+    out, want = step(*mine, graph), step(*others, maskc.run)  # type: ignore[arg-type]
+    gc.collect()
+    out.square().sum().backward()
+    want.square().sum().backward()
+    return [torch.equal(a.grad, b.grad) for a, b in zip(mine, others, strict=True)]  # type: ignore[arg-type]
+
+
+def test_graphs_keep_masks_and_plans_for_the_backward(ranks: Pool) -> None:
+    assert ranks.run(2, compiled_step) == [[True] * 3] * 2

@@ -305,6 +305,22 @@ def test_who_looks_at_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 4
 
 
+@pytest.mark.parametrize("bound_inside", [False, True])
+def test_what_is_made_in_inference_mode_serves_training(bound_inside: bool) -> None:
+    """Graphs save the vectors of a mask, which torch refuses for tensors of inference mode."""
+
+    def bind() -> maskc.BoundMask:
+        return maskc.compile("std:doc_causal").bind(doc=maskc.segments(ids=[0] * N))
+
+    spec = None if bound_inside else bind()
+    with torch.inference_mode():
+        spec = spec or bind()
+        maskc.run(spec, *operands(grad=False))
+    q, k, v = operands()
+    torch.compile(partial(maskc.run, spec), backend="aot_eager", fullgraph=True)(q, k, v).sum().backward()
+    assert q.grad is not None
+
+
 def test_masks_are_not_kept_alive() -> None:
     import gc
     import weakref
