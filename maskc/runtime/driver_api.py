@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import ModuleType
@@ -144,7 +143,8 @@ def launch(
     index = device.index if device.index is not None else torch.cuda.current_device()
     handle = torch.cuda.current_stream(index).cuda_stream if stream is None else stream
     driver = _driver()
-    with _on(index):
+    entered = _enter(index)
+    try:
         kernel.allow_shared(index, shared)
         if cluster is None and not overlap_previous:
             _call(driver.cuLaunchKernel, kernel.function, *grid, threads, 1, 1, shared, handle, arguments.placed(), 0)
@@ -158,6 +158,9 @@ def launch(
         config.attrs = list(attributes)
         config.numAttrs = len(attributes)
         _call(driver.cuLaunchKernelEx, config, kernel.function, arguments.placed(), 0)
+    finally:
+        if entered:
+            _call(driver.cuCtxPopCurrent)
 
 
 @cache
@@ -371,19 +374,14 @@ def driver_version() -> tuple[int, int] | None:
     return number // 1000, number % 1000 // 10
 
 
-@contextmanager
-def _on(device: int) -> Iterator[None]:
-    """Make the primary context of `device`, which torch uses, current in this thread."""
+def _enter(device: int) -> bool:
+    """Make the primary context of `device`, which torch uses, current in this thread; whether one is to be popped for it."""
     driver = _driver()
     wanted = _primary_context(device)
     if int(_call(driver.cuCtxGetCurrent)) == int(wanted):
-        yield
-        return
+        return False
     _call(driver.cuCtxPushCurrent, wanted)
-    try:
-        yield
-    finally:
-        _call(driver.cuCtxPopCurrent)
+    return True
 
 
 @cache
