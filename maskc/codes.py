@@ -59,12 +59,17 @@ maskc reads MASKC_CACHE_DIR and MASKC_DUMP_DIR (folders), MASKC_CHECK (0, 1 or 2
 """,
     "M544": """A stage needs more than the mask file
 
-`vectors` and `tiles` are made of data: give them with `--inputs FILE.json`. `intervals` needs a mask that is proved: one that
-is undecided (W301) has no program, only the data of a batch decide about it.
+`vectors` and `tiles` are made from data: give them with `--inputs FILE.json`. `intervals` needs a mask that is proved: one that
+is undecided (W301) has no intervals of its own; only the data of a batch decide.
 """,
     "M545": """There is no code of this name
 
 `maskc explain` takes a .mask file or one of the codes that an error message shows in brackets, such as M301.
+""",
+    "M546": """A package that this command needs is not installed
+
+`maskc check`, `fmt` and most of `compile` need no torch; everything that binds or draws data does. `pip install` with the name of
+the package, or maskc itself once more, brings it. `maskc doctor` says what else is missing. Exit status 2.
 """,
     "M550": """Two masks declare one input differently
 

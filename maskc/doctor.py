@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ def examine(options: Options) -> Iterator[str]:
         ("cache", lambda: _cache(options)),
         ("settings", lambda: _settings(options)),
         ("backend", _backend),
+        ("next", _next),
     )
     for name, probe in probes:
         yield f"{name:<9} {_said(probe)}"
@@ -93,7 +95,8 @@ def _cache(options: Options) -> str:
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     found = entries(folder)
     size = sum(path.stat().st_size for path in found) / 1e6
-    writable = "" if os.access(existing, os.W_OK) else ", NOT writable: kernels are compiled again in every process"
+    fault = "NOT a folder" if not existing.is_dir() else "NOT writable" if not os.access(existing, os.W_OK) else None
+    writable = f", {fault}: kernels are compiled again in every process (set MASKC_CACHE_DIR)" if fault else ""
     return f"{folder}: {len(found)} entries, {size:.1f} MB{writable}"
 
 
@@ -119,3 +122,25 @@ def _backend() -> str:
     if nvrtc.missing() is not None:
         return "cpu for CPU tensors; CUDA tensors need NVRTC or a folder for `maskc.load`"
     return "hopper for CUDA tensors, cpu for CPU tensors"
+
+
+def _next() -> str:
+    """The one thing to do now."""
+    if importlib.util.find_spec("torch") is None:
+        return "pip install torch: without it masks can be checked, but neither bound nor run"
+    import torch
+
+    from maskc.codegen import nvrtc
+    from maskc.runtime.driver_api import driver_version
+
+    bindings = nvrtc.missing() is None
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_capability() == HOPPER and not bindings:
+            return 'pip install "maskc[cuda]" (beside torch 2.9 and 2.10: "maskc[cuda12]")'
+        return "`maskc fuzz std:doc_prefix` compares what runs here with dense attention; `maskc bench` times a mask of yours"
+    if driver_version() is not None:
+        if torch.version.cuda is None:
+            return "there is a driver, but this torch is built without CUDA: install one that is built for it (pytorch.org)"
+        return "there is a driver, but torch cannot use it: `python -c 'import torch; torch.cuda.init()'` says why"
+    made = "`maskc compile FILE -o DIR` makes kernels here that `maskc.load(DIR)` runs on an H100 or H200"
+    return f"nothing is missing for a CPU: `maskc fuzz std:doc_prefix` tries it{'; ' + made if bindings else ''}"

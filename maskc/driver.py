@@ -97,7 +97,7 @@ class Job:
     @cached_property
     def bound(self) -> BoundMask:
         if self.request.inputs is None:
-            raise error("M544", "this stage is made of data", None, "give them: --inputs FILE.json")
+            raise error("M544", "the stages vectors and tiles are made from data", None, "give them with --inputs FILE.json")
         return bind_file(self.compiled, self.request.inputs)
 
     @cached_property

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from maskc.diagnostics import MaskcError, error
+
+# what a write fails with where a disk or a quota is full, or a device is broken
+OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def read_text(path: str | Path) -> str:

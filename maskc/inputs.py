@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -40,7 +40,16 @@ class Inputs:
 
 def bind_file(mask: CompiledMask, path: str | Path) -> BoundMask:
     """`mask.bind` with what the file gives. Raises M541, M542 and what `bind` raises."""
-    return bind_inputs(mask, read_inputs(path))
+    given = read_inputs(path)
+    try:
+        return bind_inputs(mask, given)
+    except MaskcError as e:
+        raise MaskcError([_in_json(d) for d in e.diagnostics]) from None
+
+
+def _in_json(d: Diagnostic) -> Diagnostic:
+    """What to do about a missing input, in the words of the file instead of those of `bind`."""
+    return replace(d, help=JSON_HELP) if d.code == "M410" else d
 
 
 def bind_inputs(mask: CompiledMask, given: Inputs) -> BoundMask:

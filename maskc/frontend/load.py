@@ -156,7 +156,9 @@ def _read(path: str, folder: Path, span: Span | None) -> str:
         name = path.removeprefix(STD)
         if name not in std_names():
             hint = did_you_mean(name, std_names(), f"there are {quoted(std_names())}")
-            raise error(code, f"there is no standard mask `{name}`", span, hint)
+            raise error(
+                code, f"there is no standard mask `{name}`" if name else "std: and the name of a standard mask", span, hint
+            )
         return files("maskc").joinpath("std", f"{name}.mask").read_text("utf-8")
     where = folder / path
     try:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from maskc.cli import main
+from maskc.cli import build_parser, main
 
 Run = Callable[..., tuple[int, str, str]]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 DOC_PREFIX = str(EXAMPLES / "doc_prefix.mask")
 
 
@@ -33,6 +36,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     ("arguments", "code"),
     [
         (("compil",), "M540"),
+        (("transmogrify",), "M540"),
+        (("explain", "std:"), "M009"),
         (("compile",), "M540"),
         (("compile", DOC_PREFIX, "--emit", "sas"), "M540"),
         (("compile", DOC_PREFIX, "--head-dim", "big"), "M540"),
@@ -148,6 +153,79 @@ def test_a_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m maskc compile {DOC_PREFIX} --kernel prep --emit cuda | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=EXAMPLES.parent)
     assert done.stderr == ""
+
+
+def test_a_command_that_is_not_there_is_guessed(run: Run) -> None:
+    assert "did you mean `maskc compile`?" in run("compil")[2]
+    assert "there are compile, check, " in run("transmogrify")[2]
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (["help"], ["help", "diff"]):
+        with pytest.raises(SystemExit) as left:
+            main(line)
+        assert left.value.code == 0
+        assert capsys.readouterr().out.startswith(" ".join(["usage: maskc", *line[1:]]))
+
+
+def test_every_argument_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    _, names = build_parser()
+    for name in names:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        out = capsys.readouterr().out
+        assert "std:NAME" in out or name in ("fmt", "doctor", "cache")
+        assert ("maskc explain M542" in out) == ("--inputs" in out)
+
+
+def test_a_missing_input_is_told_in_the_words_of_the_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text('{"nq": 4, "nk": 4, "inputs": {}}')
+    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
+    assert status == 2
+    assert err.startswith("error[M410]: input `doc`")
+    assert '"lengths": [7, 5, 4]' in err
+    assert "bind(" not in err
+
+
+def child(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    start = f"import sys; {code}; from maskc.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", start, *arguments]
+    return subprocess.run(
+        command, **{"stdout": subprocess.PIPE, "cwd": EXAMPLES.parent} | options, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("package", ["lark", "torch"])
+def test_a_missing_package_is_not_a_fault_of_maskc(package: str) -> None:
+    batch = str(EXAMPLES / "doc_prefix_16.json")
+    done = child(f"sys.modules['{package}'] = None", "explain", DOC_PREFIX, "--inputs", batch)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error[M546]: this needs the package '{package}'")
+    assert f"pip install {package}" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_is_not_a_fault_of_maskc() -> None:
+    with open("/dev/full", "w") as full:
+        done = child("pass", "check", DOC_PREFIX, stdout=full)
+    assert (done.returncode, done.stderr) == (2, "error[M541]: cannot write the output: no space left on device\n")
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        done = child("pass", "check", DOC_PREFIX, stdout=pipe)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_the_letter_shows_its_number(tmp_path: Path) -> None:
+    (tmp_path / "maß.mask").write_text("mask a = k <= q")
+    done = child(
+        "pass", "check", "maß.mask", cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (0, "ma\\xdf.mask: a is proved (causal)\n")
 
 
 def test_without_nvrtc_the_error_names_the_extra(tmp_path: Path) -> None:

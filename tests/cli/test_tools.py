@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from maskc.cli import main
+from maskc.diagnostics import error
+from maskc.doctor import examine
+from maskc.options import Options, default_cache_dir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROBES = ["maskc", "torch", "bindings", "NVRTC", "nvdisasm", "driver", "GPU", "cache", "settings", "backend"]
+PROBES = ["maskc", "torch", "bindings", "NVRTC", "nvdisasm", "driver", "GPU", "cache", "settings", "backend", "next"]
 
 
 def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +30,44 @@ def test_doctor_survives_whatever_is_missing(capsys: pytest.CaptureFixture[str],
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == PROBES
     assert [line.split()[0] for line in lines if "not usable" in line] == ["torch", "nvdisasm", "driver", "GPU", "backend"]
+    assert lines[-1].split(maxsplit=1)[1].startswith("pip install torch: ")
+
+
+@pytest.mark.parametrize(
+    ("torch_there", "cuda", "driver", "compiler", "says"),
+    [
+        (False, None, None, False, "pip install torch"),
+        (True, None, None, True, "`maskc compile FILE -o DIR` makes kernels here"),
+        (True, None, None, False, "`maskc fuzz std:doc_prefix` tries it"),
+        (True, None, (13, 0), True, "this torch is built without CUDA"),
+        (True, "13.0", (13, 0), True, "torch cannot use it"),
+    ],
+)
+def test_doctor_says_what_to_do_next(
+    monkeypatch: pytest.MonkeyPatch,
+    torch_there: bool,
+    cuda: str | None,
+    driver: tuple[int, int] | None,
+    compiler: bool,
+    says: str,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if torch_there else None)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("maskc.runtime.driver_api.driver_version", lambda: driver)
+    monkeypatch.setattr("maskc.codegen.nvrtc.missing", lambda: None if compiler else error("M601", "no NVRTC"))
+    *_, last = examine(Options(default_cache_dir()))
+    assert last.startswith("next ")
+    assert says in last
+
+
+def test_doctor_says_that_the_cache_is_no_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "file"))
+    assert main(["doctor"]) == 0
+    assert "NOT a folder" in capsys.readouterr().out
 
 
 def test_doctor_says_that_a_compiler_is_too_new(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
