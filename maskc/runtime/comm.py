@@ -20,6 +20,7 @@ import torch.distributed as dist
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import take
+from maskc.runtime.plan_data import expect
 from maskc.runtime.schedule import Route
 
 DEFAULT_TIMEOUT = 600.0
@@ -80,9 +81,13 @@ class Peer:
 
     @classmethod
     def of(cls, group: Any) -> Peer:
-        """Raises MaskcError M701 where there is no group yet."""
+        """Raises MaskcError M701 where there is no group yet, or for what is none, and on ranks outside."""
         if not dist.is_initialized():
             raise error("M701", "torch.distributed has no process group yet", None, "call init_process_group first")
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            outside = group is dist.GroupMember.NON_GROUP_MEMBER
+            text = "this rank is not in the group" if outside else f"group is {type(group).__name__}, not a process group"
+            raise error("M701", text)
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
     def speaks(self, device: torch.device) -> bool:
@@ -274,13 +279,9 @@ def gather_sequence(x: torch.Tensor, axis: Layout, group: Any, dim: int) -> torc
     peer = Peer.of(group)
     if peer.world != axis.world:
         raise error("M707", f"the plan is for {axis.world} ranks, the group has {peer.world}")
-    dim = dim % x.dim()
-    if x.shape[dim] != axis.local_length(peer.rank):
-        raise error(
-            "M710",
-            f"rank {peer.rank} holds {axis.local_length(peer.rank)} positions of the plan, axis {dim} of x has {x.shape[dim]}",
-        )
-    out: torch.Tensor = _GatherSequence.apply(x, axis, peer, dim)  # type: ignore[no-untyped-call]
+    held = axis.local_length(peer.rank)
+    expect(x, dim, held, f"rank {peer.rank} holds {held} positions of the plan")
+    out: torch.Tensor = _GatherSequence.apply(x, axis, peer, dim % x.dim())  # type: ignore[no-untyped-call]
     return out
 
 

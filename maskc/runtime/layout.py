@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Integral
 
 from maskc.diagnostics import error
 
@@ -52,9 +53,10 @@ class Layout:
 
     def chunks_of(self, rank: int) -> tuple[int, ...]:
         """Chunk numbers of a rank, ascending."""
-        if not isinstance(rank, int) or not 0 <= rank < self.world:
+        number: object = rank  # may be one of numpy
+        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) < self.world:
             raise error("M703", f"rank {rank!r} does not exist: the plan has ranks 0 to {self.world - 1}")
-        return _chunks_by_rank(self)[rank]
+        return _chunks_by_rank(self)[int(number)]
 
     def range_of(self, chunk: int) -> Range:
         return self.bounds[chunk], self.bounds[chunk + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from maskc.diagnostics import error
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.plan import AttentionPlan
 
@@ -23,7 +24,11 @@ def metrics(
     part of the rows of other ranks that nobody has to send. compute_ms, communication_ms: busiest rank, forward, by the
     model of `maskc.runtime.machine`. exposed_ms: what the exchange adds to the step, known for "all-gather" (all of it),
     None where the schedule hides a part that only a measurement tells.
+
+    Raises MaskcError M511 for what is no plan.
     """
+    if not isinstance(plan, AttentionPlan):
+        raise error("M511", f"plan is {type(plan).__name__}, not what maskc.plan returns")
     needed = plan.received()
     others = [plan.keys.length - plan.keys.local_length(r) for r in range(plan.world)]
     total_needed, total = sum(needed), sum(others)

@@ -136,7 +136,7 @@ class KeyBuffer:
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.readers = tuple(readers)
         self.holds: Tensor | None = None
-        row_bytes = shape.batch * shape.heads * shape.dim_k * shape.dtype.itemsize
+        row_bytes = max(1, shape.batch) * shape.heads * shape.dim_k * shape.dtype.itemsize
         speed, self.copies_outlast = None, False
         if device.type == "cuda":
             speed = Speed.of(shape.dim_k + shape.dim_v, shape.batch, hopper.multiprocessors(device))

@@ -47,10 +47,14 @@ def world_of(world_size: int | None, group: ProcessGroup | None) -> int:
         return int(world_size)
     import torch.distributed as dist
 
+    if hasattr(group, "get_group"):
+        raise error("M701", f"group is a {type(group).__name__}", None, 'give the group of a dimension: mesh.get_group("cp")')
     try:
         count = dist.get_world_size(group)
-    except AttributeError:
+    except (AttributeError, TypeError, ValueError):
         raise error("M701", f"group is {type(group).__name__}, not a process group") from None
+    if count < 1:
+        raise error("M701", "this rank is not in the group", None, "give world_size, which every rank knows")
     if world_size not in (None, count):
         raise error("M701", f"world_size is {world_size}, the group has {count} ranks")
     return count

@@ -33,7 +33,7 @@ class DataContract:
     def shard(self, x: torch.Tensor, rank: int, dim: int = 1, of: Axis = "rows") -> torch.Tensor:
         """A rank's part of a tensor of the whole sequence. Differentiable; a view where the rank owns one range."""
         axis = self._axis(of)
-        _expect(x, dim, axis.length, f"the sequence has {axis.length} {of}")
+        expect(x, dim, axis.length, f"the sequence has {axis.length} {of}")
         return take(x, axis.ranges(axis.chunks_of(rank)), dim)
 
     def unshard(self, x: torch.Tensor, group: ProcessGroup | None = None, dim: int = 1, of: Axis = "rows") -> torch.Tensor:
@@ -72,9 +72,9 @@ class DataContract:
 
         fill: what positions get whose value would come from around the end; None lets them wrap.
         """
-        _expect(x, dim, self.rows.length, f"the sequence has {self.rows.length} rows")
+        expect(x, dim, self.rows.length, f"the sequence has {self.rows.length} rows")
         _check_per(per)
-        if isinstance(n, bool) or not isinstance(n, int):
+        if isinstance(n, bool) or not isinstance(n, int) or abs(n) >= 1 << 62:
             raise error("M710", f"n is {n!r}; a sequence is rolled by a whole number of positions")
         items = self._documents(self.rows) if per == "doc" else (((0, self.rows.length),),)
         tables = [_rolled(item, self.rows.length, n) for item in items]
@@ -92,6 +92,7 @@ class DataContract:
         """
         if labels is None:
             return self.world * self.rows.local_length(rank) / self.rows.length if self.rows.length else 0.0
+        expect(labels, -1, self.rows.length, f"the sequence has {self.rows.length} rows")
         counted = labels != ignore
         own, total = int(self.shard(counted, rank, labels.dim() - 1).sum()), int(counted.sum())
         return self.world * own / total if total else 0.0
@@ -114,11 +115,12 @@ def _check_per(per: str) -> None:
         raise error("M713", f"per={per!r}: positions count per doc or per sequence")
 
 
-def _expect(x: torch.Tensor, dim: int, length: int, why: str) -> None:
+def expect(x: torch.Tensor, dim: int, length: int, why: str) -> None:
+    """Raise M710 unless x is a tensor with so many positions along `dim`."""
     if not isinstance(x, torch.Tensor):
         raise error("M710", f"{type(x).__name__} is not a tensor: {why}")
-    if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
-        raise error("M710", f"axis {dim} of a tensor of shape {tuple(x.shape)}: {why}")
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
+        raise error("M710", f"axis {dim!r} of a tensor of shape {tuple(x.shape)}: {why}")
 
 
 def _starts(documents: tuple[Range, ...], length: int) -> torch.Tensor:

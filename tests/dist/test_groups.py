@@ -103,6 +103,25 @@ def test_meshes_and_what_is_spread_over_them_are_refused(ranks: Pool) -> None:
         assert "to_local()" in together
 
 
+def ungatherable(rank: int, group: Any) -> list[str]:
+    p = plan(group)
+    told = []
+    for x, more in ((3, {}), (torch.tensor(1.0), {}), (torch.zeros(1, 3), {}), (torch.zeros(1, 12), {"dim": 9})):
+        try:
+            p.unshard(x, group, **more)  # type: ignore[arg-type]
+        except MaskcError as e:
+            told.append(e.code)
+    try:
+        p.unshard(torch.zeros(1, 12), 3)  # type: ignore[arg-type]
+    except MaskcError as e:
+        told.append(e.code)
+    return told
+
+
+def test_what_cannot_be_gathered_is_refused(ranks: Pool) -> None:
+    assert ranks.run(2, ungatherable) == [["M710"] * 4 + ["M701"]] * 2
+
+
 # ---------------------------------------------------------------- modes of autograd
 
 

@@ -138,6 +138,11 @@ def test_more_ranks_than_chunks(ranks: Pool, strategy: str) -> None:
         check(ranks, docs([50, 79]), 129, world=5, strategy=strategy, order="contiguous", chunk=chunk, heads=(4, 2, 1))
 
 
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_batch_without_items(ranks: Pool, strategy: str) -> None:
+    check(ranks, docs([14, 26]), 40, world=3, strategy=strategy, chunk=4, batch=(0, 1))
+
+
 def test_a_tail_outside_all_documents_is_zero(ranks: Pool) -> None:
     """Documents end at 44 of 46 rows: the tail gives 0, -inf and zero gradients."""
     spec = docs([14, 18, 12], n=46)

@@ -35,3 +35,8 @@ def test_bytes_need_the_sizes_of_the_model() -> None:
     found = maskc.metrics(_plan())
     assert found["bytes_received"] is None
     assert found["rows_received"] > 0
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    with pytest.raises(maskc.MaskcError, match="M511"):
+        maskc.metrics(None)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -297,6 +298,7 @@ def test_larger_chunks_where_they_are_as_even() -> None:
         ("M701", {"world_size": True}),
         ("M701", {"world_size": 2**40}),
         ("M701", {"group": 3}),
+        ("M701", {"group": SimpleNamespace(get_group=None, size=lambda: 2)}),
         ("M702", {"world_size": 2, "chunk": 2.5}),
         ("M702", {"world_size": 2, "chunk": "4"}),
         ("M702", {"world_size": 2, "assign": []}),
@@ -343,7 +345,11 @@ def test_what_is_no_bound_mask(spec: object) -> None:
         ("M706", lambda p: p.schedule("ring", -1)),
         ("M710", lambda p: p.shard([0] * 8, 0)),
         ("M710", lambda p: p.shift_labels([[0] * 8])),
+        ("M703", lambda p: p.shard(torch.zeros(1, 8), True)),
+        ("M710", lambda p: p.shard(torch.zeros(1, 8), 0, dim="rows")),
         ("M710", lambda p: p.roll(torch.zeros(1, 8), 1.5)),
+        ("M710", lambda p: p.roll(torch.zeros(1, 8), 10**20)),
+        ("M710", lambda p: p.loss_weight(0, [1] * 8)),
         ("M713", lambda p: p.positions(0, per="docs")),
         ("M713", lambda p: p.roll(torch.zeros(1, 8), 1, per="documents")),
         ("M713", lambda p: p.shard(torch.zeros(1, 8), 0, of="columns")),
@@ -372,6 +378,11 @@ def test_sizes_must_be_known() -> None:
     with pytest.raises(MaskcError, match="M711"):
         plan(maskc.compile_text("mask m = k <= q").bind(), world_size=2)
     assert plan(maskc.compile_text("mask m = k <= q").bind(), world_size=2, nq=9, nk=9).rows.length == 9
+
+
+def test_ranks_may_be_numbers_of_numpy() -> None:
+    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
+    assert torch.equal(p.positions(np.int64(1)), p.positions(1))  # type: ignore[arg-type]
 
 
 def test_a_plan_is_for_its_own_data() -> None:
