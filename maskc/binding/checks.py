@@ -20,7 +20,7 @@ class _Check:
     explain: Explain
 
     def diagnostic(self) -> Diagnostic:
-        """What `explain` says of the first bad element. Reads from the device, but only where a check failed."""
+        """What `explain` says of the first bad element. Reads from the device once more."""
         index = tuple(self.bad.nonzero()[0].tolist())
         return self.explain(index, [v if isinstance(v, int) else int(v.expand(self.bad.shape)[index]) for v in self.values])
 
@@ -56,10 +56,11 @@ class Checks:
         checks, wanted = self._checks, self._wanted
         self._checks, self._wanted = [], []
         if checks or wanted:
-            scalars = [*(check.bad.any() for check in checks), *(number for number, _ in wanted)]
-            read = _together(scalars)
-            self._failed += [check.diagnostic() for check, bad in zip(checks, read, strict=False) if bad]
-            for (_, then), number in zip(wanted, read[len(checks) :], strict=True):
+            failed = [torch.cat([check.bad.reshape(-1) for check in checks]).any()] if checks else []
+            read = _together([*failed, *(number for number, _ in wanted)])
+            if failed and read[0]:
+                self._failed += [check.diagnostic() for check in checks if check.bad.any()]
+            for (_, then), number in zip(wanted, read[len(failed) :], strict=True):
                 then(number)
         self.stop()
 
