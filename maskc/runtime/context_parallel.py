@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,7 @@ from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
 from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.plan_specs import vectors_of
-from maskc.runtime.remember import remembered
+from maskc.runtime.remember import derived
 from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of, vectors_on
 from maskc.runtime.schedule import DIRECT, STRATEGIES
 
@@ -99,7 +98,7 @@ def choose(plan: AttentionPlan, part: int, q: Tensor, k: Tensor, v: Tensor, dire
     return _choose(plan, part, row_bytes, q.shape[0] * q.shape[2] * q.shape[3], q.device.type, direct)
 
 
-@lru_cache(maxsize=256)
+@derived
 def _choose(plan: AttentionPlan, part: int, row_bytes: int, row_elements: int, device: str, direct: bool) -> Choice:
     """`row_bytes`: K and V of one row. `row_elements`: batch times query heads times head dimension."""
     gathered = max(sum(plan.keys.size_of(c) for c in plan.needed(r, part)) for r in range(plan.world)) * row_bytes
@@ -349,7 +348,7 @@ def contiguous_plan(spec: Spec, q: Tensor, k: Tensor, peer: Peer) -> AttentionPl
     return _contiguous(spec, peer.world, nq, nk)
 
 
-@remembered
+@derived
 def _contiguous(spec: Spec, world: int, nq: int, nk: int) -> AttentionPlan:
     return make_plan(spec, world_size=world, order="contiguous", nq=nq, nk=nk)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from maskc.convert.columns import visible_intervals
 from maskc.convert.flex import block_mask_of, block_tables
 from maskc.diagnostics import Diagnostic, MaskcWarning
 from maskc.runtime.merge import accumulator
+from maskc.runtime.remember import remembered
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -85,7 +86,10 @@ def attention(v: BoundaryVectors, q: Tensor, k: Tensor, val: Tensor, scale: floa
         return _nothing(q, k, val)
     if not torch.is_grad_enabled():  # on a CPU FlexAttention refuses tensors that could have a gradient
         q, k, val = q.detach(), k.detach(), val.detach()
-    block_mask, hidden = _prepared(v, q.shape[2], k.shape[2])
+    made = (_prepare if torch.compiler.is_compiling() else _prepared)(
+        v, q.shape[2], k.shape[2]
+    )  # a graph holds no weak references
+    block_mask, hidden = made.mask, made.hidden
     query, keys, values = (x.transpose(1, 2) for x in (q, k, val))
     if hidden is not None:
         keys, values = (x.masked_fill(hidden, 0.0) for x in (keys, values))
@@ -146,15 +150,22 @@ def backward(
 # ---------------------------------------------------------------- parts
 
 
-@lru_cache(maxsize=64)
-def _prepared(v: BoundaryVectors, heads: int, kv_heads: int) -> tuple[BlockMask, Tensor | None]:
-    """The BlockMask of these vectors, and the keys [batch, kv heads, Sk, 1] that no row of their heads sees.
+class _Prepared(NamedTuple):
+    """mask: with its parts. hidden: keys [batch, kv heads, Sk, 1] that no row of their heads sees, None where there are none."""
 
-    Kept for the other layers of the batch.
-    """
+    mask: BlockMask
+    hidden: Tensor | None
+    parts: tuple[Any, ...]
+
+
+def _prepare(v: BoundaryVectors, heads: int, kv_heads: int) -> _Prepared:
     with torch.no_grad():
         mask = block_mask_of(v, block_tables(v, BLOCK, BLOCK), heads // v.heads, (BLOCK, BLOCK))
-        return mask, _hidden(v, heads, kv_heads)
+        return _Prepared(mask, _hidden(v, heads, kv_heads), mask.as_tuple())
+
+
+_prepared = remembered(_prepare)
+"""The layers of a batch share it."""
 
 
 def _hidden(v: BoundaryVectors, heads: int, kv_heads: int) -> Tensor | None:

@@ -19,7 +19,7 @@ from maskc.runtime.merge import Partial
 from maskc.runtime.overlap import Executor, Overlapped
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan
 from maskc.runtime.plan import AttentionPlan
-from maskc.runtime.remember import remembered
+from maskc.runtime.remember import derived
 from maskc.runtime.symmetric import Symmetric, room_of
 from maskc.runtime.transport import KeyShape
 
@@ -48,7 +48,7 @@ def direct(peer: Peer, plan: AttentionPlan, executor: str, k: Tensor, v: Tensor)
     link = link_of(peer, k.device)
     if isinstance(link, str):
         return link
-    link.reserve(room_of(plan.keys, key_shape(k, v)))
+    link.reserve(peer, room_of(plan.keys, key_shape(k, v)))
     return Direct(link, next(known for known in get_args(Executor) if known == executor))
 
 
@@ -86,7 +86,7 @@ def _one_memory(held: Tensor, other: Tensor) -> bool:
     return bool(held.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
-@remembered
+@derived
 def visit_order(plan: AttentionPlan, rank: int, part: int, heads: tuple[int, int], masks: int) -> OverlapPlan:
     """`overlap_plan`, which the layers of a batch share. heads: of queries and keys."""
     return overlap_plan(plan, rank, part, heads, masks)

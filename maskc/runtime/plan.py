@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -29,6 +29,7 @@ from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
 from maskc.runtime.plan_arguments import Order, Spec
 from maskc.runtime.plan_data import DataContract
 from maskc.runtime.plan_specs import segments_of, sizes_of, spec_name, tilings_of, vectors_digest, vectors_of
+from maskc.runtime.remember import derived
 from maskc.runtime.schedule import Schedule, make_schedule
 from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
 
@@ -437,12 +438,12 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@lru_cache(maxsize=64)
+@derived
 def _needed(p: AttentionPlan, part: int) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(np.flatnonzero(row).tolist()) for row in _reads(p, part))
 
 
-@lru_cache(maxsize=64)
+@derived
 def _reads(p: AttentionPlan, part: int) -> NDArray[np.bool_]:
     """Bool [ranks, key chunks]: what some row of the rank can see."""
     seen = [0] * p.world
@@ -453,7 +454,7 @@ def _reads(p: AttentionPlan, part: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.stack(words), axis=1, count=count, bitorder="little").astype(np.bool_)
 
 
-@lru_cache(maxsize=64)
+@derived
 def _schedule(p: AttentionPlan, strategy: str, part: int) -> Schedule:
     return make_schedule(
         strategy, p.keys, _needed(p, part), node_size=p.node_size, prune=p.prune, hierarchical=p.hierarchical and p.nodes > 1

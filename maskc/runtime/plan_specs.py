@@ -13,7 +13,7 @@ from maskc.runtime import layout as layouts
 from maskc.runtime.layout import Range
 from maskc.runtime.localize import on_host
 from maskc.runtime.plan_arguments import Spec
-from maskc.runtime.remember import remembered
+from maskc.runtime.remember import derived
 
 
 def sizes_of(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def spec_name(spec: Spec) -> str:
     return "vectors" if isinstance(spec, BoundaryVectors) else spec.compiled.name
 
 
-@remembered
+@derived
 def vectors_digest(v: BoundaryVectors) -> str:
     """Digest of what the mask hides: sizes, vectors, block table. Remembered per object (vectors are never changed)."""
     v = on_host(v)

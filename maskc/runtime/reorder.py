@@ -27,7 +27,7 @@ from maskc.ir.intervals import Branch, Leaf, Tree
 from maskc.ir.nodes import Col, Field, MaskFn
 from maskc.ir.traverse import walk
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
-from maskc.runtime.remember import remembered
+from maskc.runtime.remember import derived
 
 LEAST_ROWS = 4096
 """Rows that read a key, over all query heads of its kv head, from which copies are worth it; and so many keys."""
@@ -46,7 +46,7 @@ def reordered(spec: BoundMask, v: BoundaryVectors, q: Tensor, k: Tensor) -> Reor
     return spec.reordered(v, by_end) if ends_by_data(spec.compiled) else None
 
 
-@remembered
+@derived
 def ends_by_data(compiled: CompiledMask) -> bool:
     """Whether the file gives each key a row of its own at which it ends, in no order."""
     return compiled.program is not None and _ends_by_data(compiled.fn, compiled.program.tree)

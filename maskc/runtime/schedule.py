@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 from maskc.diagnostics import error
 from maskc.runtime.layout import Layout
+from maskc.runtime.remember import derived
 
 STRATEGIES = ("all-gather", "staged", "ring")
 """Exchanges, each with moves of its own."""
@@ -58,7 +58,7 @@ class Route:
         return Route(*(tuple(Move(m.dst, m.src, m.chunk) for m in moves) for moves in (self.receives, self.sends)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Schedule:
     """The steps of one strategy for one mask."""
 
@@ -81,7 +81,7 @@ class Schedule:
         return tuple(map(tuple, table))
 
 
-@lru_cache(maxsize=64)
+@derived
 def routes(schedule: Schedule, rank: int) -> tuple[tuple[Route, ...], ...]:
     """Routes of a rank per step and phase."""
 

@@ -27,11 +27,11 @@ CAUSAL = BoundaryVectors(65_536, 65_536, 1, 1, True)
     ],
 )
 def test_auto(device: str, row_bytes: int, row_elements: int, switches: dict, strategy: str, reason: str) -> None:
-    choice = _choose(plan(CAUSAL, world_size=8, **switches), 0, row_bytes, row_elements, device, direct=True)
+    choice = _choose(plan(CAUSAL, world_size=8, **switches), 0, row_bytes, row_elements, device, True)
     assert choice.strategy == strategy
     assert reason in choice.reason
 
 
 def test_auto_where_memory_is_not_shared() -> None:
-    choice = _choose(plan(CAUSAL, world_size=8), 0, 16_384, 32 * 128, "cuda", direct=False)
+    choice = _choose(plan(CAUSAL, world_size=8), 0, 16_384, 32 * 128, "cuda", False)
     assert choice.strategy in ("staged", "all-gather")

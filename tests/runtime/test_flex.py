@@ -6,10 +6,12 @@ so that the path a GPU takes is the one that runs here.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -186,8 +188,17 @@ def test_new_masks_of_one_form_compile_nothing() -> None:
     q, k, v = (torch.randn(1, 2, 140, 16) for _ in range(3))
     for lengths in ([50, 90], [100, 40], [1, 2, 137]):
         vectors = mask.bind(doc=maskc.segments(lengths=lengths)).vectors(140, 140)
-        block_mask, _ = flex._prepared(vectors, 2, 2)
-        out, lse = call(q, k, v, block_mask, 0.25, False)
+        out, lse = call(q, k, v, flex._prepared(vectors, 2, 2).mask, 0.25, False)
         wanted = cpu.forward(vectors, *(x.transpose(1, 2) for x in (q, k, v)), 0.25)
         torch.testing.assert_close((out.transpose(1, 2), lse), wanted)
     assert compiles == 1
+
+
+def test_what_is_kept_of_a_batch_goes_with_it() -> None:
+    vectors = maskc.compile("std:doc_causal").bind(doc=maskc.segments(lengths=[50, 90])).vectors(140, 140)
+    made = flex._prepared(vectors, 2, 2)
+    assert flex._prepared(vectors, 2, 2) is made
+    mask = ref(made.mask)
+    del made, vectors
+    gc.collect()
+    assert mask() is None

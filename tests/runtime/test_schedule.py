@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskc.boundary import BoundaryVectors
 from maskc.runtime.layout import Layout
+from maskc.runtime.plan import plan
 from maskc.runtime.schedule import DIRECT, STAGES, STRATEGIES, Schedule, make_schedule, routes
 
 
@@ -115,3 +119,12 @@ def test_routes_are_the_moves_of_a_rank(
                 back = route.back
                 assert [(m.dst, m.src, m.chunk) for m in back.receives] == [(m.src, m.dst, m.chunk) for m in route.sends]
                 assert [(m.dst, m.src, m.chunk) for m in back.sends] == [(m.src, m.dst, m.chunk) for m in route.receives]
+
+
+def test_what_is_kept_of_a_plan_goes_with_it() -> None:
+    made = plan(BoundaryVectors(64, 64, 1, 1, True), world_size=4)
+    kept = ref(made.schedule("ring"))
+    assert made.schedule("ring") is kept()
+    del made
+    gc.collect()
+    assert kept() is None
