@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import Tensor
@@ -67,14 +67,14 @@ class Room:
 
 
 class Link:
-    """Made by `link_of`; used by one call of the group after another.
+    """Made by `link_of`; used by one call of the group after another. It does not know the group, with which it goes.
 
     memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans. epochs: of the calls.
     timeout: seconds of one wait. told: this rank has raised M721 for it.
     """
 
     def __init__(self, peer: Peer, device: torch.device, words: SharedFile, timeout: float) -> None:
-        self.peer, self.device, self.timeout = peer, device, timeout
+        self.rank, self.world, self.device, self.timeout = peer.rank, peer.world, device, timeout
         self.epochs = Epochs()
         self.room = Room(0, 0)
         self.memory: tuple[Tensor, ...] = ()
@@ -86,25 +86,25 @@ class Link:
         if device.type == "cuda":
             _register(words)
         self.lasting = Lasting.of(device)
-        self._watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0)
+        self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0)
 
     def address(self, word: Word) -> int:
         """Of a word between two ranks."""
-        world = self.peer.world
+        world = self.world
         at = (KINDS.index(word.kind) * world + word.holder) * world + word.by
         return self._words.address + 4 * at
 
     def release(self, epoch: int) -> None:
         """End every wait of this rank for a word of up to this epoch."""
         for kind in KINDS:
-            for by in range(self.peer.world):
-                at, end = self.address(Word(kind, self.peer.rank, by)), last_value(kind, epoch)
+            for by in range(self.world):
+                at, end = self.address(Word(kind, self.rank, by)), last_value(kind, epoch)
                 if ctypes.c_int32(read_word(at) - end).value < 0:
                     write_word(at, end)
 
     def give_up(self) -> None:
         """Tell the others that this rank has ended its waits: what they wait for will not come."""
-        write_word(self._broken(self.peer.rank), 1)
+        write_word(self._broken(self.rank), 1)
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -122,16 +122,14 @@ class Link:
                 if self.device.type == "cuda":
                     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                     event.record(torch.cuda.current_stream(self.device))
-                    self._watch.entered(event)
+                    self.watch.entered(event)
 
     def complain(self) -> None:
         """Raise M721 where a rank gave up."""
         if self.broken:
             self.told = True
             ranks = ", ".join(map(str, self.broken))
-            raise error(
-                "M721", f"rank {self.peer.rank}: rank {ranks} gave up, all waits ended", None, "results since are useless"
-            )
+            raise error("M721", f"rank {self.rank}: rank {ranks} gave up, all waits ended", None, "results since are useless")
 
     def _trouble(self) -> str:
         if self.broken:
@@ -149,10 +147,10 @@ class Link:
     @property
     def broken(self) -> tuple[int, ...]:
         """Ranks that gave up. The link cannot be used again."""
-        return tuple(r for r in range(self.peer.world) if read_word(self._broken(r)))
+        return tuple(r for r in range(self.world) if read_word(self._broken(r)))
 
-    def reserve(self, room: Room) -> None:
-        """Have at least this room. All ranks enter, with the same room: it follows from the plan.
+    def reserve(self, peer: Peer, room: Room) -> None:
+        """Have at least this room. All ranks of its group enter, with the same room: it follows from the plan.
 
         Raises MaskcError M723 on all ranks where one cannot have it.
         """
@@ -161,17 +159,17 @@ class Link:
         grown = self.room.grown(room)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # nothing of this rank uses the old memory
-        comm.gather_numbers(self.peer, [0], self.peer.home(self.device), "the end of the use of shared memory")
+        comm.gather_numbers(peer, [0], peer.home(self.device), "the end of the use of shared memory")
         self.memory, self.room, self._keeps = (), Room(0, 0), None
         self.ranks.clear()
-        made = _memory(self.peer, self.device, grown.total(self.peer.world))
+        made = _memory(peer, self.device, grown.total(self.world))
         if isinstance(made, str):
             raise error("M723", made)
         self.memory, self._keeps = made
         self.room = grown
 
     def _broken(self, rank: int) -> int:
-        return self._words.address + 4 * (len(KINDS) * self.peer.world**2 + rank)
+        return self._words.address + 4 * (len(KINDS) * self.world**2 + rank)
 
 
 def words_size(world: int) -> int:
@@ -180,26 +178,36 @@ def words_size(world: int) -> int:
 
 # ---------------------------------------------------------------- one link per group
 
-_links: WeakKeyDictionary[Any, Link | str] = WeakKeyDictionary()
+_links: WeakKeyDictionary[Any, dict[torch.device, Link | str]] = WeakKeyDictionary()
+"""Per group and device, whose ranks may have tensors on CPUs now and on GPUs then."""
 _making = threading.Lock()
 
 
 def link_of(peer: Peer, device: torch.device) -> Link | str:
-    """The link of a group, or why there is none. All ranks enter, at the first call and after a link broke.
+    """The link of a group, or why there is none. All ranks enter, at the first call, after a link broke and on new devices.
 
     Raises MaskcError M721 once where a rank gave up; the call after it makes a new link.
     """
     group = comm.process_group(peer)
     with _making:
-        known = _links.get(group)
+        mine = _links.setdefault(group, {})
+        known = mine.get(device)
         if isinstance(known, Link) and known.broken:
-            del _links[group]
+            del mine[device]
             if not known.told:
                 known.complain()
             known = None
         if known is None:
-            known = _links[group] = _make(peer, device)
+            known = mine[device] = _make(peer, device)
+            if isinstance(known, Link):
+                finalize(group, _leave, ref(known.watch)).atexit = False
         return known
+
+
+def _leave(watch: ref[Watch]) -> None:
+    """The group is gone: nobody calls any more. The watch keeps the link until what was enqueued has ended."""
+    if (found := watch()) is not None:
+        found.leave()
 
 
 def _make(peer: Peer, device: torch.device) -> Link | str:
@@ -214,7 +222,7 @@ def _make(peer: Peer, device: torch.device) -> Link | str:
         return found
     assert link is not None
     try:
-        link.reserve(Room(ALIGNMENT, ALIGNMENT))
+        link.reserve(peer, Room(ALIGNMENT, ALIGNMENT))
     except MaskcError as e:
         return e.diagnostics[0].message
     return link
@@ -261,24 +269,25 @@ class SharedFile:
 
 def shared_file(peer: Peer, device: torch.device, size: int) -> SharedFile | str:
     """A file of zeros that every rank maps, or why not. All ranks enter; its name is gone when they leave."""
-    token, made, reason = secrets.randbits(62), None, ""
-    if peer.rank == 0:
-        made = _shared_path(token)
-        try:
-            with made.open("xb") as f:
-                f.truncate(size)
-        except OSError as e:
-            reason = str(e)
-    tokens = comm.gather_numbers(peer, [token], peer.home(device), "the name of shared memory")
-    opened = None
-    if not reason:
-        try:
-            opened = SharedFile.at(_shared_path(tokens[0][0]), size)
-        except (OSError, ValueError) as e:
-            reason = f"rank {peer.rank} does not share a host with rank 0: {e}"
-    found = _first(peer, device, reason)
-    if made is not None:
-        made.unlink(missing_ok=True)
+    token, reason = secrets.randbits(62), ""
+    try:
+        if peer.rank == 0:
+            try:
+                with _shared_path(token).open("xb") as f:
+                    f.truncate(size)
+            except OSError as e:
+                reason = str(e)
+        tokens = comm.gather_numbers(peer, [token], peer.home(device), "the name of shared memory")
+        opened = None
+        if not reason:
+            try:
+                opened = SharedFile.at(_shared_path(tokens[0][0]), size)
+            except (OSError, ValueError) as e:
+                reason = f"rank {peer.rank} does not share a host with rank 0: {e}"
+        found = _first(peer, device, reason)
+    finally:
+        if peer.rank == 0:
+            _shared_path(token).unlink(missing_ok=True)
     if found:
         return found
     assert opened is not None

@@ -34,7 +34,7 @@ class Watch:
         self._more = threading.Condition()
         self._ended = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._leaving = False
         self._told = False
 
     def entered(self, event: Event) -> None:
@@ -44,6 +44,12 @@ class Watch:
                 self._thread = threading.Thread(target=self._look, name="maskc-watch", daemon=True)
                 self._thread.start()
                 _watches.add(self)
+            self._more.notify()
+
+    def leave(self) -> None:
+        """End the thread once all calls have ended; no more will enter."""
+        with self._more:
+            self._leaving = True
             self._more.notify()
 
     def close(self) -> None:
@@ -56,9 +62,9 @@ class Watch:
     def _look(self) -> None:
         while True:
             with self._more:
-                while not self._calls and not self._closed:
+                while not (self._calls or self._closed or self._leaving):
                     self._more.wait()
-                if self._closed:
+                if self._closed or not self._calls:
                     return
             time.sleep(PERIOD)
             try:

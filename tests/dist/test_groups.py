@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,26 @@ def test_meshes_and_what_is_spread_over_them_are_refused(ranks: Pool) -> None:
         assert 'mesh.get_group("cp")' in mesh
         assert "to_local()" in alone
         assert "to_local()" in together
+
+
+def made_and_ended(rank: int, whole: Any) -> list[int]:
+    """Mappings of shared memory after each of three groups that shared some and ended."""
+    mapped = []
+    for _ in range(3):
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            check(group, "gated")
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        mapped.append(Path("/proc/self/maps").read_text().count("maskc-"))
+    return mapped
+
+
+def test_a_group_that_ends_takes_its_shared_memory_along(ranks: Pool) -> None:
+    for first, second, third in ranks.run(8, made_and_ended):
+        assert first == second == third
 
 
 def ungatherable(rank: int, group: Any) -> list[str]:

@@ -142,7 +142,7 @@ def test_room_grows_and_never_shrinks(a: int, b: int, c: int, d: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_every_word_has_a_place_of_its_own(world: int) -> None:
-    link: Any = SimpleNamespace(peer=SimpleNamespace(world=world), _words=SimpleNamespace(address=1000))
+    link: Any = SimpleNamespace(world=world, _words=SimpleNamespace(address=1000))
     at = [Link.address(link, Word(k, h, b)) for k in KINDS for h in range(world) for b in range(world)]
     at += [Link._broken(link, r) for r in range(world)]
     assert len(set(at)) == len(at)

@@ -68,3 +68,16 @@ def test_what_has_ended_is_in_no_trouble() -> None:
     time.sleep(0.2)
     assert not stops
     watch.close()
+
+
+def test_the_thread_leaves_behind_the_last_call() -> None:
+    call, stops = End(), []
+    watch = Watch(lambda: "", lambda: stops.append(1), 0.1)
+    watch.entered(call)
+    thread = watch._thread
+    assert thread is not None
+    watch.leave()
+    assert until(lambda: bool(stops)), "a call that hangs is stopped all the same"
+    assert thread.is_alive()
+    call.ended = True
+    assert until(lambda: not thread.is_alive())
