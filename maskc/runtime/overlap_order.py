@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -73,26 +74,28 @@ class Planned:
         if not len(late):
             return np.arange(len(start))
         late = late[np.argsort(start[late], kind="stable")]
-        begins, later = start[late].tolist(), late.tolist()
-        there, came = np.flatnonzero(start <= 0.0).tolist(), list[int]()
+        nobody = len(start)  # a number behind those of all items; and no clock reaches the last time
+        begins, later = [*start[late].tolist(), inf], late.tolist()
+        there, came = [*np.flatnonzero(start <= 0.0).tolist(), nobody], [nobody]
         ready, spent = self.ready.tolist(), self.spent.tolist()
         free, order = [0.0] * processors, list[int]()
         taken = at = 0  # of those that are there from the start, of those that come later
         while at < len(later):
             clock = free[0]
-            while at < len(later) and begins[at] <= clock:
+            while begins[at] <= clock:
                 heappush(came, later[at])
                 at += 1
-            if came and (taken == len(there) or came[0] < there[taken]):
+            if came[0] < there[taken]:
                 item = heappop(came)
-            elif taken < len(there):
+            elif there[taken] < nobody:
                 item = there[taken]
                 taken += 1
             else:
                 item = later[at]
                 at += 1
             order.append(item)
-            heapreplace(free, max(clock, ready[item]) + spent[item])
+            begin = ready[item]
+            heapreplace(free, (begin if begin > clock else clock) + spent[item])
         left = np.ones(len(start), dtype=np.bool_)
         left[order] = False
         return np.concatenate((np.array(order, dtype=np.int64), np.flatnonzero(left)))

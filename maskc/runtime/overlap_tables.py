@@ -105,9 +105,16 @@ def gate_tables(
 def forward_work(local: BoundaryVectors, ranges: Ints, slots: int, spec: KernelSpec) -> tuple[Ints, Ints]:
     """([masks, Q blocks, slots]: the work of the blocks of keys that end in each slot, [masks, Q blocks]: with that of none)."""
     work = _tiles(local, spec.block_q, spec.block_kv)
-    out = np.zeros((slots, *work.shape[:2]), dtype=np.int64)
-    np.add.at(out, ranges[:, 1], np.moveaxis(work, 2, 0))
-    return np.moveaxis(out, 0, 2), work.sum(2) + ROW_WORK
+    return by_slot(work, ranges[:, 1], slots), work.sum(2) + ROW_WORK
+
+
+def by_slot(work: Ints, last: Ints, slots: int) -> Ints:
+    """[masks, Q blocks, slots] of [masks, Q blocks, KV blocks]: sums over the blocks of each slot. last: of each block, falling."""
+    out = np.zeros((*work.shape[:2], slots), dtype=np.int64)
+    begins = np.flatnonzero(np.diff(last, prepend=slots))
+    if len(begins):
+        out[:, :, last[begins]] = np.add.reduceat(work, begins, axis=2)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

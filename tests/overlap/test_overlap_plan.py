@@ -191,15 +191,16 @@ def planned(draw: st.DrawFn) -> Planned:
     return Planned(np.arange(count, dtype=np.uint32), np.array(ready, dtype=float), np.array(spent, dtype=float))
 
 
-@given(planned(), st.integers(1, 4))
-def test_a_multiprocessor_takes_the_first_item_that_need_not_wait(items: Planned, processors: int) -> None:
-    order = items.order(processors)
+@given(planned(), st.integers(1, 4), st.sampled_from([0.0, 0.3, 1.0]))
+def test_a_multiprocessor_takes_the_first_item_that_need_not_wait(items: Planned, processors: int, eager: float) -> None:
+    order = items.order(processors, eager)
     ends = items.ends(order, processors)
+    start = items.ready - eager * items.spent
     left, free = list(range(len(items.packed))), [0.0] * processors
     for item in order.tolist():
         clock = min(free)
-        ready = [i for i in left if items.ready[i] <= clock]
-        assert item == (ready[0] if ready else min(left, key=lambda i: (items.ready[i], i)))
+        ready = [i for i in left if start[i] <= clock]
+        assert item == (ready[0] if ready else min(left, key=lambda i: (start[i], i)))
         left.remove(item)
         free.remove(clock)
         free.append(max(clock, items.ready[item]) + items.spent[item])
@@ -222,6 +223,15 @@ def test_the_order_that_ends_soonest_is_taken(items: Planned, processors: int) -
     chosen = soonest_forward(items, processors, ends)
     best = min(ends, key=lambda e: ends[e])
     assert chosen.tolist() == items.packed[items.order(processors, best)].tolist()
+
+
+@given(st.lists(st.integers(0, 6), max_size=12), st.integers(7, 9), st.integers(0, 1 << 30))
+def test_work_by_slot(slots_of_blocks: list[int], slots: int, seed: int) -> None:
+    last = np.array(sorted(slots_of_blocks, reverse=True), dtype=np.int64)
+    work = np.random.default_rng(seed).integers(0, 100, (2, 3, len(last)))
+    found = overlap_tables.by_slot(work, last, slots)
+    for slot in range(slots):
+        assert (found[:, :, slot] == sum((work[:, :, b] for b in range(len(last)) if last[b] == slot), np.zeros((2, 3)))).all()
 
 
 @st.composite
