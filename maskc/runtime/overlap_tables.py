@@ -109,7 +109,7 @@ def forward_work(local: BoundaryVectors, ranges: Ints, slots: int, spec: KernelS
 
 
 def by_slot(work: Ints, last: Ints, slots: int) -> Ints:
-    """[masks, Q blocks, slots] of [masks, Q blocks, KV blocks]: sums over the blocks of each slot. last: of each block, falling."""
+    """[masks, Q blocks, slots] of [masks, Q blocks, KV blocks]: sums over blocks. last: slot of each, never rising."""
     out = np.zeros((*work.shape[:2], slots), dtype=np.int64)
     begins = np.flatnonzero(np.diff(last, prepend=slots))
     if len(begins):
