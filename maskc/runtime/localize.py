@@ -171,7 +171,9 @@ def localized(
     """`localize`, remembered per vectors object: all layers of one batch share the result."""
     made = localize(v, rows, row_chunks, keys, key_chunks, device)
     if made.device.type != "cpu" and (v.device.type == "cpu" or v in _on_host):
-        _on_host[made] = partial(_localized_on_host, on_host(v), rows, row_chunks, keys, key_chunks)
+        host = on_host(v)
+        host = replace(host) if host is v else host  # v holds what is made, which must not hold v
+        _on_host[made] = partial(_localized_on_host, host, rows, row_chunks, keys, key_chunks)
     return made
 
 

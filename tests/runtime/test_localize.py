@@ -264,6 +264,17 @@ def test_vectors_elsewhere_are_known_on_the_host() -> None:
     assert torch.equal(on_host(alone).masked(), localize(replace(host, lts=None), layout, (0, 3), layout, (3, 1, 0)).masked())
 
 
+def test_a_triangle_alone_is_not_kept_alive() -> None:
+    """It has no vectors and so counts as one of the host, while what it is localized to lies on a GPU."""
+    layout = zigzag(16, 2)
+    triangle = BoundaryVectors(16, 16, 1, 1, True)
+    made = localized(triangle, layout, (0, 3), layout, (3, 1, 0), torch.device("meta"))
+    gone = weakref.ref(triangle), weakref.ref(made)
+    del triangle, made
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
 def test_nothing_is_sent() -> None:
     """Planning and localizing work where torch.distributed cannot even be imported."""
     code = """
