@@ -369,17 +369,18 @@ def multiprocessors(device: torch.device) -> int:
 
 def addressable(t: torch.Tensor) -> torch.Tensor:
     """`t`, or a contiguous copy where a tensor map cannot hold its strides (expanded, misaligned, not dense in the last)."""
-    width = t.element_size()
-    steps = [s * width for n, s in zip(t.shape[:3], t.stride()[:3], strict=True) if n > 1]
-    fits = t.stride(3) == 1 and t.data_ptr() % 16 == 0 and all(s > 0 and s % 16 == 0 and s < 1 << 40 for s in steps)
+    width, strides = t.element_size(), t.stride()
+    fits = strides[3] == 1 and t.data_ptr() % 16 == 0
+    for n, stride in zip(t.shape[:3], strides, strict=False):
+        fits = fits and (n <= 1 or (stride * width % 16 == 0 and 0 < stride * width < 1 << 40))
     return t if fits else t.contiguous() if not t.is_contiguous() else t.clone()
 
 
 def tile_map(t: torch.Tensor, rows: int) -> bytes:
     """Tensor map of [B, S, H, D] as boxes of [rows][64 elements]."""
     batch, length, heads, dim = t.shape
-    strides = (1, t.stride(1), t.stride(2), t.stride(0))
-    return tensor_map(t.data_ptr(), t.dtype, (dim, length, heads, batch), strides, (64, rows, 1, 1))
+    by_batch, by_row, by_head, _ = t.stride()
+    return tensor_map(t.data_ptr(), t.dtype, (dim, length, heads, batch), (1, by_row, by_head, by_batch), (64, rows, 1, 1))
 
 
 _counters: dict[tuple[int | None, int], torch.Tensor] = {}

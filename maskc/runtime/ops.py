@@ -93,11 +93,14 @@ def attention(
     return cast(tuple[Tensor, Tensor], result)
 
 
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
 def _looked_at(*tensors: Tensor) -> bool:
     """Whether somebody wants to see the operators of a call on these tensors."""
     return (
         torch.compiler.is_compiling()
-        or any(type(t) is not Tensor and type(t) is not torch.nn.Parameter for t in tensors)
+        or not _PLAIN.issuperset(map(type, tensors))
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._are_functorch_transforms_active()

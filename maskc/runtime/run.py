@@ -219,22 +219,25 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise error("M505", "q, k and v have different dtypes: " + _listed(named, "dtype"), None, "cast them to one")
     if not q.dtype.is_floating_point:
         raise error("M505", f"q, k and v are {q.dtype}, not floating point")
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise error("M503", f"q, k and v have different batch sizes: {shapes}")
+        raise error("M503", f"q, k and v have different batch sizes: {_shapes(named)}")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        raise error("M503", f"k and v differ in keys or heads: {shapes}")
+        raise error("M503", f"k and v differ in keys or heads: {_shapes(named)}")
     if q.shape[3] != k.shape[3]:
-        raise error("M503", f"q and k differ in head dim: {shapes}")
+        raise error("M503", f"q and k differ in head dim: {_shapes(named)}")
     if q.shape[3] == 0 or v.shape[3] == 0:
-        raise error("M503", f"a head dim is 0: {shapes}")
+        raise error("M503", f"a head dim is 0: {_shapes(named)}")
     if k.shape[2] == 0 or q.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise error(
             "M506",
-            f"{q.shape[2]} query heads cannot share {k.shape[2]} kv heads evenly: {shapes}",
+            f"{q.shape[2]} query heads cannot share {k.shape[2]} kv heads evenly: {_shapes(named)}",
             None,
             "layout is [B, S, H, D]",
         )
+
+
+def _shapes(named: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
 
 
 _PACKED = "pack it: x.values() is [T, H, D], and its documents are doc=maskc.segments(cu_seqlens=x.offsets())"
