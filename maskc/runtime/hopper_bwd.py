@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import e, gcd, log2
 
 import torch
@@ -84,8 +84,9 @@ def backward_with(
     assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape, dtype=dtype), k.new_zeros(k.shape, dtype=dtype), val.new_zeros(val.shape, dtype=dtype)
+    processors = multiprocessors(q.device)
     shape = _Shape.of(spec, v, q, k)
-    dealing = dealing or shape.dealing(spec, multiprocessors(q.device))
+    dealing = dealing or shape.dealing(spec, processors)
     q, k, val, dout, out = (addressable(t) for t in (q, k, val, dout.to(q.dtype), out))
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.to(torch.float32).contiguous()
@@ -99,7 +100,7 @@ def backward_with(
     by_batch, by_head, by_row = (dk.stride(d) for d in ((1, 2, 3) if parts else (-4, -2, -3)))
     space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
 
-    ahead = shape.ahead(dealing, multiprocessors(q.device)) if spec.zeroes_ahead else shape.units
+    ahead = shape.ahead(dealing, processors) if spec.zeroes_ahead else shape.units
     done = work_counter(q.device) if dealing.falling and gate is None else None
     pre = _Pre(
         out=out.data_ptr(),
@@ -108,7 +109,7 @@ def backward_with(
         dlse=0 if dlse is None else dlse.data_ptr(),
         **space.addresses,
         **mask.fields,
-        **{f"{name}_{of}": t.stride(i) for name, t in (("out", out), ("dout", dout)) for i, of in enumerate(_STRIDES)},
+        **dict(zip(_STRIDES, (*out.stride()[:3], *dout.stride()[:3]), strict=True)),
         **shape.sizes("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "mask_tiles"),
         ahead=ahead,
         done=0 if done is None else done.data_ptr(),
@@ -151,7 +152,7 @@ def backward_with(
     enqueue = partial(launch, device=device, overlap_previous=True)
     mine = [tile_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
     arguments = Arguments([*loads, *stores, *mine], main)
-    ctas = min(shape.items, max(1, multiprocessors(device) - leave))
+    ctas = min(shape.items, max(1, processors - leave))
     enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
     # Waiting on the multiprocessors that a gated kernel leaves free, it would keep out what copies keys there.
     enqueue(kernels.post, (shape.row_blocks, 1, 1), 256, Arguments([], post), overlap_previous=gate is None)
@@ -188,13 +189,7 @@ class _Shape:
 
     @classmethod
     def of(cls, spec: BackwardSpec, v: BoundaryVectors, q: Tensor, k: Tensor) -> _Shape:
-        batch, nq, hq, _ = q.shape
-        nk, hk = k.shape[1], k.shape[2]
-        q_blocks, kv_blocks = -(-nq // spec.block_q), -(-nk // spec.block_kv)
-        near = heads_together(nq * spec.head_dim)
-        heads = heads_per_cta(hq // hk, hq // v.heads, batch * hk * kv_blocks, multiprocessors(q.device), near)
-        splits = hq // hk // heads
-        return cls(batch, nq, nk, hq, hk, q_blocks, kv_blocks, v.batch * v.heads * kv_blocks, splits, heads)
+        return _shape_of(spec, v.batch, v.heads, q.shape, k.shape, multiprocessors(q.device))
 
     @property
     def row_blocks(self) -> int:
@@ -224,6 +219,16 @@ class _Shape:
     def ahead(self, dealing: Dealing, processors: int) -> int:
         """How many units before its own a unit's accumulators are zeroed: a processor's work between the two, or more."""
         return min(self.units, dealing.heads * (1 + -(-processors // (dealing.heads * self.kv_blocks))))
+
+
+@lru_cache(maxsize=256)
+def _shape_of(spec: BackwardSpec, mask_batch: int, mask_heads: int, q: torch.Size, k: torch.Size, processors: int) -> _Shape:
+    (batch, nq, hq, _), (_, nk, hk, _) = q, k
+    q_blocks, kv_blocks = -(-nq // spec.block_q), -(-nk // spec.block_kv)
+    near = heads_together(nq * spec.head_dim)
+    heads = heads_per_cta(hq // hk, hq // mask_heads, batch * hk * kv_blocks, processors, near)
+    splits = hq // hk // heads
+    return _Shape(batch, nq, nk, hq, hk, q_blocks, kv_blocks, mask_batch * mask_heads * kv_blocks, splits, heads)
 
 
 def split_heads(spec: BackwardSpec, v: BoundaryVectors, q: Tensor, k: Tensor) -> tuple[int, int]:
@@ -265,24 +270,32 @@ class _Workspace:
 
     @classmethod
     def of(cls, spec: BackwardSpec, shape: _Shape, device: torch.device) -> _Workspace:
-        rows = shape.row_blocks * spec.block_q
-        sizes = {
-            "dq": rows * spec.head_dim * 4,
-            "lse2": rows * 4,
-            "dpsum": rows * 4,
-            "dead_rows": shape.row_blocks * 4,
-            "turns": shape.row_blocks * 4 if spec.deterministic else 0,
-            "ticket": 4,
-            "zeroed": shape.units * 4,
-            "tiles": shape.mask_tiles * spec.tile_ints * 4,
-            "order": shape.mask_tiles * 4,
-        }
-        offsets, total = {}, 0
-        for name, size in sizes.items():
-            offsets[name] = total
-            total += -(-size // _ALIGN) * _ALIGN
+        offsets, total = _offsets(spec, shape)
         keep = torch.empty(total, dtype=torch.uint8, device=device)
-        return cls(keep, {name: keep.data_ptr() + offset for name, offset in offsets.items()})
+        base = keep.data_ptr()
+        return cls(keep, {name: base + offset for name, offset in offsets.items()})
+
+
+@lru_cache(maxsize=256)
+def _offsets(spec: BackwardSpec, shape: _Shape) -> tuple[dict[str, int], int]:
+    """Where the parts of a workspace lie, and its size, in bytes."""
+    rows = shape.row_blocks * spec.block_q
+    sizes = {
+        "dq": rows * spec.head_dim * 4,
+        "lse2": rows * 4,
+        "dpsum": rows * 4,
+        "dead_rows": shape.row_blocks * 4,
+        "turns": shape.row_blocks * 4 if spec.deterministic else 0,
+        "ticket": 4,
+        "zeroed": shape.units * 4,
+        "tiles": shape.mask_tiles * spec.tile_ints * 4,
+        "order": shape.mask_tiles * 4,
+    }
+    offsets, total = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = total
+        total += -(-size // _ALIGN) * _ALIGN
+    return offsets, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +307,9 @@ class _Mask:
 
     @classmethod
     def of(cls, v: BoundaryVectors) -> _Mask:
-        dense = {n: t.expand(v.batch, v.heads, v.nk).contiguous() for n in VECTORS if (t := getattr(v, n)) is not None}
+        held = [(name, t) for name in VECTORS if (t := getattr(v, name)) is not None]
+        full = v.batch, v.heads, v.nk
+        dense = {name: (t if t.shape == full else t.expand(full)).contiguous() for name, t in held}
         fields = {name: t.data_ptr() for name, t in dense.items()}
         if v.blocks is None:
             return cls(tuple(dense.values()), fields)
@@ -325,7 +340,7 @@ def _kernels(spec: BackwardSpec) -> _Kernels:
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _KEEP = [(f"keep_{name}", _INT) for name in ("batch", "heads", "rows", "cols", "block_q", "block_kv")]
 _VECTORS = [(name, _POINTER) for name in VECTORS]
-_STRIDES = ("batch", "row", "head")
+_STRIDES = [f"{t}_{d}" for t in ("out", "dout") for d in ("batch", "row", "head")]
 
 
 class _Pre(ctypes.Structure):
@@ -336,7 +351,7 @@ class _Pre(ctypes.Structure):
         *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order", "done")),
         *_VECTORS,
         ("keep", _POINTER),
-        *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in _STRIDES),
+        *((name, _I64) for name in _STRIDES),
         *(
             (name, _INT)
             for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "ahead", "mask_tiles", "mask_heads")
