@@ -97,7 +97,7 @@ function drawBars(option, owner, loads, world) {
   }
   const line = (load, text, y, dash) => {
     root.append(svg("path", { d: `M${x(load)} ${y + 4}V${H}`, stroke: "var(--ink)", "stroke-width": 1.4, "stroke-dasharray": dash }));
-    root.append(svg("text", { x: x(load) + (x(load) > W - 300 ? -6 : 6), y: y + 8, "text-anchor": x(load) > W - 300 ? "end" : "start", class: "quiet" }, text));
+    root.append(svg("text", { x: x(load) + (x(load) > W - 300 ? -6 : 6), y: y + 8, "text-anchor": x(load) > W - 300 ? "end" : "start", class: "quiet over" }, text));
   };
   line(mean, `average ${count(Math.round(mean))}`, -42, "");
   line(option.lower, `lower bound ${count(option.lower)}${option.proven > option.lower && W > 600 ? `, proven ${count(option.proven)}` : ""}`, -22, "5 3");

@@ -46,9 +46,9 @@ function scales(width, nq, nk) {
 const cells = (scale, k, q, keys, rows) => box(k * scale.x, q * scale.y, keys * scale.x, rows * scale.y);
 
 // A drawing area for rows x keys with axes outside.
-function plane(holder, nq, nk, { left = 64, top = 46 } = {}) {
+function plane(holder, label, nq, nk, { left = 64, top = 46 } = {}) {
   const scale = scales(room(holder) - left - 8, nq, nk), width = nk * scale.x, height = nq * scale.y;
-  const root = svg("svg", { viewBox: `${-left} ${-top} ${px(room(holder))} ${px(height + top + 6)}`, role: "img" });
+  const root = svg("svg", { viewBox: `${-left} ${-top} ${px(room(holder))} ${px(height + top + 6)}`, role: "img", "aria-label": label });
   root.append(svg("rect", { x: 0, y: 0, width: px(width), height: px(height), fill: "var(--skip)" }), axes(nq, nk, scale));
   return { root, scale, width, height };
 }

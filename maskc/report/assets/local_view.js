@@ -58,7 +58,7 @@ const ranges = (rank) => local.owner.flatMap((r, c) => (r === rank ? [[local.bou
 }, []);
 
 function drawGlobal() {
-  const { root, scale, width, height } = plane(byId("global"), slice.nq, slice.nk), step = columnStep(slice);
+  const { root, scale, width, height } = plane(byId("global"), "the whole mask, its rows coloured by the rank that holds them", slice.nq, slice.nk), step = columnStep(slice);
   local.scale = scale;
   for (let r = 0; r < local.world; r++) root.append(svg("path", { d: visiblePath(slice, scale, step, ranges(r)), fill: rankColour(r), "shape-rendering": slice.nk <= 520 ? "crispEdges" : "auto" }));
   local.owner.forEach((rank, c) => root.append(svg("rect", { x: -13, y: px(local.bounds[c] * scale.y), width: 10, height: px((local.bounds[c + 1] - local.bounds[c]) * scale.y), fill: rankColour(rank) })));

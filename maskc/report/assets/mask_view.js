@@ -13,7 +13,7 @@ const WHY = {
 };
 
 function showMask() {
-  const holder = byId("matrix"), area = plane(holder, slice.nq, slice.nk), { root, width, height } = area;
+  const holder = byId("matrix"), area = plane(holder, `tiles of ${current.name}, rows down, keys across`, slice.nq, slice.nk), { root, width, height } = area;
   scale = area.scale;
   const [bq, bkv] = state.tile, { paths, group } = tilePaths(slice, bq, bkv, scale), step = columnStep(slice);
   root.append(svg("path", { d: paths[PARTIAL], fill: "var(--partial-tint)" }));
@@ -197,7 +197,7 @@ const CURVES = { lts: ["lower", ""], lte: ["lower", "5 3"], uts: ["upper", "5 3"
 
 // The vectors in the mask's own coordinates: keys across, rows down; what they hide is hatched.
 function showCurves() {
-  const holder = byId("curves"), { root, width, height } = plane(holder, slice.nq, slice.nk);
+  const holder = byId("curves"), { root, width, height } = plane(holder, "boundary vectors: a row for every key", slice.nq, slice.nk);
   root.firstChild.setAttribute("fill", "var(--panel)");
   root.firstChild.setAttribute("stroke", "var(--line)");
   const step = columnStep(slice), shades = { lower: "", upper: "", causal: "", diag: "" };
@@ -236,7 +236,7 @@ function curve(v, step) {
 
 function curveLegend(shown) {
   const item = (colour, dash, text) => {
-    const line = svg("svg", { viewBox: "0 0 26 10", style: "width:26px;flex:none" }, svg("path", { d: "M0 5H26", stroke: `var(--${colour})`, "stroke-width": 2.4, "stroke-dasharray": dash }));
+    const line = svg("svg", { viewBox: "0 0 26 10", style: "width:26px;flex:none", "aria-hidden": "true" }, svg("path", { d: "M0 5H26", stroke: `var(--${colour})`, "stroke-width": 2.4, "stroke-dasharray": dash }));
     return html("li", {}, line, text);
   };
   const list = html("ul", { class: "legend" });

@@ -69,7 +69,7 @@ const blockName = (t) => (t.last === t.block ? count(t.block) : `${count(t.block
 
 function entry(x, y, w, h, t, text, note, title) {
   const fill = ["none", "var(--partial)", "var(--unmasked)"][t.cls], g = svg("g", { class: `entry ${CLASS_NAMES[t.cls]}` }, title);
-  const ink = t.cls === SKIP ? "var(--quiet)" : "var(--chip-ink)";
+  const ink = ["var(--quiet)", "var(--partial-ink)", "var(--chip-ink)"][t.cls];
   g.append(svg("rect", { x: x + 2, y: y + 5, width: w - 4, height: h - 18, rx: 5, fill, stroke: t.cls === SKIP ? "var(--line)" : "none", "stroke-dasharray": "3 3" }));
   g.append(svg("text", { x: x + w / 2, y: y + (note ? 24 : 32), "text-anchor": "middle", style: `fill:${ink};font-weight:600;font-size:13px` }, text));
   if (note) g.append(svg("text", { x: x + w / 2, y: y + 41, "text-anchor": "middle", style: `fill:${ink};font-size:${note.length > 11 ? 10.5 : 12}px` }, note));

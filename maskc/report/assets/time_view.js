@@ -1,7 +1,7 @@
 "use strict";
 // A modelled time line of the forward pass of one rank.
 
-const micro = (seconds) => (seconds >= 1e-3 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${(seconds * 1e6).toPrecision(3)} µs`);
+const micro = (seconds) => (seconds > 0 && seconds < 1e-8 ? "under 0.01 µs" : seconds >= 1e-3 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${(seconds * 1e6).toPrecision(3)} µs`);
 const mib = (bytes) => (bytes >= 1 << 30 ? `${(bytes / (1 << 30)).toFixed(2)} GiB` : bytes >= 1 << 20 ? `${(bytes / (1 << 20)).toFixed(1)} MiB` : `${(bytes / 1024).toFixed(0)} KiB`);
 
 function openTime() {
