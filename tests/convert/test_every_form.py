@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maskc.boundary import BoundaryVectors
-from maskc.convert import from_dense, from_flashmask, from_magi, to_block_mask, to_flashmask, to_magi, to_mask_mod
+from maskc.convert import dense, from_dense, from_flashmask, from_magi, to_block_mask, to_flashmask, to_magi, to_mask_mod
 from maskc.diagnostics import MaskcError
 from tests.binding.strategies import boundary_vectors
 from tests.convert.strategies import seen
@@ -70,6 +70,16 @@ def test_vectors_have_no_part_that_says_nothing(given: tuple[torch.Tensor, int])
     assert torch.equal(seen(v)[0, 0], wanted)
     assert v.lte is None or bool((v.lte < v.nq).any())
     assert v.uts is None or bool((v.uts > 0).any())
+
+
+def test_a_column_with_too_many_runs_is_named_whatever_slab_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "_SLAB", 20)
+    visible = torch.ones(10, 7, dtype=torch.bool)
+    visible[[0, 2, 4, 5, 8], 5] = False
+    with pytest.raises(MaskcError, match="M450") as caught:
+        from_dense(visible)
+    assert "key 5 of the dense mask needs 4 masked runs" in str(caught.value)
+    assert "masked rows: 0 | 2 | 4-5 | 8" in str(caught.value)
 
 
 # ---------------------------------------------------------------- FlexAttention

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from maskc.diagnostics import MaskcError
 from maskc.frontend import parse_file, parse_text
+from maskc.ir import certificates
 from maskc.ir.certificates import certificate, check, confirm, to_sympy
 from maskc.ir.fourier import Fact, refute, solve
 from maskc.ir.linear import Lin, Space
@@ -101,6 +102,14 @@ def test_a_proof_with_a_forged_certificate_is_refused() -> None:
     confirm([Certificate("y >= 0", ((1, "y - x"), (1, "x"), (1, "-1 - y")))])
     with pytest.raises(MaskcError, match="M304"):
         confirm([Certificate("y >= 0", ((1, "y - x"), (1, "-1 - y")))])
+
+
+def test_a_proof_that_sympy_does_not_confirm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = parse_text("mask window = k <= q < k + 3").pick(None)
+    assert isinstance(prove(fn, certify=True), Proven)
+    monkeypatch.setattr(certificates, "check", lambda c: False)
+    with pytest.raises(MaskcError, match="M304"):
+        prove(fn, certify=True)
 
 
 @pytest.mark.parametrize("stem", FORMS)

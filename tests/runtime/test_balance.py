@@ -138,6 +138,33 @@ def test_a_cover_that_ends_without_one_is_a_proof() -> None:
     assert proved > 0
 
 
+@pytest.mark.parametrize(
+    ("weights", "lower", "optimum"),
+    [
+        ([7, 13, 25, 7, 25, 18, 7, 2, 13], 39, 40),
+        ([13, 13, 13, 2, 21, 28, 13, 13, 35], 51, 54),
+        ([7, 40, 13, 7, 22, 40, 13, 28, 18], 63, 65),
+    ],
+)
+def test_an_optimum_above_the_bound_is_certified(weights: list[int], lower: int, optimum: int) -> None:
+    """Searches for every smaller makespan end without a cover."""
+    a = balance(weights, 3, THOROUGH)
+    check(weights, 3, a)
+    assert (a.lower_bound, a.proven_bound, a.makespan, a.optimal) == (lower, optimum, optimum, True)
+    assert solve(weights, 3, 1_000_000).high == optimum
+
+
+@pytest.mark.parametrize(
+    ("weights", "bound"),
+    [
+        ([20, 11, 9, 2, 2, 1, 1, 1, 1], 22),  # the heaviest with the two lightest
+        ([20, 20, 20, 11, 9, 2, 2, 2, 1], 32),  # two of the four heaviest with the lightest, and no sum of three is 31
+    ],
+)
+def test_the_lower_bound_counts_the_lightest_companions(weights: list[int], bound: int) -> None:
+    assert balance(weights, 3).lower_bound == bound
+
+
 # ---------------------------------------------------------------- nodes
 
 
