@@ -17,8 +17,9 @@ MASK, DATA = "examples/doc_prefix.mask", "examples/packed_8k.json"
 SEQLEN = 32768
 WIDTH, HEIGHT, TOP = 830, 330, 46
 SIDE, LEFT = 256, 16
-NAMES, BARS, ROOM = 478, 488, 290
-"""Where the names of masks end, where their bars begin, and how long the longest is."""
+TITLE, NAMES, BARS, ROOM = 400, 478, 488, 290
+"""Where the title begins, where the names of masks end, where their bars begin, and how long the longest is."""
+SAYS = "The tiles of a mask of packed documents, most of them never loaded; gains over FlexAttention, mask by mask"
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 } .quiet { fill: #59636e } .head { font-weight: 600 }
 .UNMASKED { fill: #1f6fb4 } .PARTIAL { fill: #d7780f } .SKIP { fill: #eceae4 } path { stroke: #1f2328 }
@@ -33,7 +34,12 @@ def glance() -> str:
     parts = [*_mask(), *_gains()]
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     return "\n".join(
-        [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', f"<style>{STYLE}</style>", *parts, "</svg>\n"]
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{SAYS}">',
+            f"<style>{STYLE}</style>",
+            *parts,
+            "</svg>\n",
+        ]
     )
 
 
@@ -73,8 +79,8 @@ def _gains() -> Iterator[str]:
     found = gains(SEQLEN)
     tokens, device = length(SEQLEN), str(results("attention")["device"]).removeprefix("NVIDIA ")
     scale, step = ROOM / max(found.values()), SIDE / (len(found) + 1)
-    yield _text(BARS, 20, f"{gmean(found.values()):.2f} times as fast as FlexAttention (geometric mean)", "head")
-    yield _text(BARS, 37, f"forward and backward, {tokens} tokens, bf16, one {device}", "quiet")
+    yield _text(TITLE, 20, f"{gmean(found.values()):.2f} times as fast as FlexAttention (geometric mean)", "head")
+    yield _text(TITLE, 37, f"forward and backward, {tokens} tokens, bf16, one {device}", "quiet")
     for i, (mask, gain) in enumerate(found.items()):
         y = TOP + i * step
         yield _text(NAMES, y + step / 2 + 4, mask, "", "end")
