@@ -168,9 +168,9 @@ class BoundMask(Handled):
             return self._vectors[key]
         return self._vectors.keep(key, self._make(rows, keys, place, prepare))
 
-    def has_vectors(self, nq: int, nk: int, device: torch.device) -> bool:
-        """Whether `vectors` has made them before."""
-        return (nq, nk, str(device)) in self._vectors
+    def kept_vectors(self, nq: int, nk: int, device: torch.device) -> BoundaryVectors | None:
+        """What `vectors` has made before, or None."""
+        return self._vectors.get((nq, nk, str(device)))
 
     def schedule(self, v: BoundaryVectors, head_dim: int, make: MakeSchedule | None) -> tuple[Tensor, ...]:
         """What a backend's `schedule` makes of these vectors for a head dimension; kept for later.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -45,15 +46,15 @@ class Making:
         The event is external to CUDA graphs: in a capture, waiting for it is a node of the graph, which is legal whether
         or not the tensors are made by then.
         """
-        stream = torch.cuda.current_stream(self.stream.device)
-        if torch.cuda.is_current_stream_capturing():
-            stream.wait_event(self.event)
-        elif stream != self.stream:
-            stream.wait_event(self.event)
-            if stream.cuda_stream not in self.users:
-                self.users.add(stream.cuda_stream)
-                for t in self.tensors:
-                    t.record_stream(stream)
+        device, capturing = self.stream.device, torch.cuda.is_current_stream_capturing()
+        if not capturing and current_handle(device) == self.stream.cuda_stream:
+            return
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self.event)
+        if not capturing and stream.cuda_stream not in self.users:
+            self.users.add(stream.cuda_stream)
+            for t in self.tensors:
+                t.record_stream(stream)
 
     def __reduce__(self) -> tuple[object, tuple[()]]:
         return type(None), ()  # streams and events stay in their process
@@ -78,6 +79,12 @@ class Kept(Generic[Key, Value]):
             making.wait()
         return value
 
+    def get(self, key: Key) -> Value | None:
+        """What is kept, or None."""
+        if key not in self.found:
+            return None
+        return self[key]
+
     def keep(self, key: Key, value: Value) -> Value:
         """`value`, which the current stream has just made."""
         tensors = gpu_tensors(value)
@@ -85,6 +92,13 @@ class Kept(Generic[Key, Value]):
         if making is not None or not tensors:
             self.found[key] = value, making
         return value
+
+
+def current_handle(device: torch.device) -> int:
+    """Of the current stream of a CUDA device by number; its object would take the host ten times as long."""
+    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a torch without CUDA has none
+    handle: int = torch.cuda.current_stream(device).cuda_stream if ask is None else ask(device.index)
+    return handle
 
 
 def gpu_tensors(value: object) -> tuple[Tensor, ...]:
@@ -98,6 +112,13 @@ def tensors_of(value: object) -> Iterator[Tensor]:
     elif isinstance(value, tuple):
         for item in value:
             yield from tensors_of(item)
-    elif is_dataclass(value):
-        for f in fields(value):
-            yield from tensors_of(getattr(value, f.name))
+    else:
+        kind: type = type(value)
+        for name in _field_names(kind):
+            yield from tensors_of(getattr(value, name))
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Of a dataclass; none of anything else."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from maskc.binding.streams import current_handle
 from maskc.diagnostics import MaskcError, error
 
 TENSOR_MAP_BYTES = 128
@@ -140,8 +141,9 @@ def launch(
     programmatic stream serialisation; the kernel must wait (griddepcontrol.wait) before it reads what the kernel
     before it wrote. Raises M605.
     """
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    handle = torch.cuda.current_stream(index).cuda_stream if stream is None else stream
+    device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+    index = device.index
+    handle = current_handle(device) if stream is None else stream
     driver = _driver()
     entered = _enter(index)
     try:

@@ -24,6 +24,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.convert.columns import visible_intervals
 from maskc.convert.flex import block_mask_of, block_tables
 from maskc.diagnostics import Diagnostic, MaskcWarning
+from maskc.runtime.device import capability
 from maskc.runtime.merge import accumulator
 from maskc.runtime.remember import remembered
 
@@ -55,7 +56,7 @@ def why_not(v: BoundaryVectors, q: Tensor, k: Tensor, val: Tensor) -> Diagnostic
 
 def needed(device: torch.device) -> bool:
     """Whether "auto" means this backend for tensors on `device`: a GPU that the Hopper kernels cannot run on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0)
+    return device.type == "cuda" and capability(device) != (9, 0)
 
 
 needed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing the compiler

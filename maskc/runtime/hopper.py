@@ -13,11 +13,13 @@ from functools import cache, lru_cache
 
 import torch
 
+from maskc.binding.streams import current_handle
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
 from maskc.codegen.nvrtc import Cubin, compile_cubin
 from maskc.codegen.spec import HEAD_DIMS, VECTORS, Dtype, KernelSpec, MaskForm
 from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.runtime.device import capability
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -42,7 +44,7 @@ def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Ten
         )
     if (elsewhere := _device_diagnostic(v, q.device)) is not None:
         return elsewhere
-    if torch.cuda.get_device_capability(q.device) != (9, 0):
+    if capability(q.device) != (9, 0):
         name = torch.cuda.get_device_name(q.device)
         return Diagnostic(
             "M521", f"the kernels are built for sm_90a (H100, H200), this GPU is {name}", help='backend="flex" runs on it'
@@ -394,7 +396,7 @@ def work_counter(device: torch.device) -> torch.Tensor:
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
-    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    key = (device.index, current_handle(device))
     counter = _counters.get(key)
     if counter is None:
         counter = _counters.setdefault(key, torch.zeros(2, dtype=torch.int32, device=device))

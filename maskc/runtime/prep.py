@@ -19,6 +19,7 @@ from maskc.codegen.prep import PrepSpec, Scalar, Segments, VectorData, arguments
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import Diagnostic
 from maskc.ir.intervals import VECTORS, IntervalProgram
+from maskc.runtime.device import capability
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
 from maskc.tiles import BlockMinMax, Extremes
 
@@ -46,7 +47,7 @@ def why_not(compiled: CompiledMask, device: torch.device) -> Diagnostic | None:
     """Why the vectors of a mask cannot be made by its own kernel on this device, or None."""
     if device.type != "cuda":
         return Diagnostic("M606", f"preparation kernels run on CUDA devices, not on {device}")
-    if torch.cuda.get_device_capability(device)[0] != 9:
+    if capability(device)[0] != 9:
         return Diagnostic("M606", f"{torch.cuda.get_device_name(device)} is no Hopper GPU (sm_90)")
     if compiled.program is None:
         return Diagnostic("M610", f"`{compiled.name}` was not lowered, so no kernel can compute its vectors")
@@ -61,7 +62,8 @@ def why_not(compiled: CompiledMask, device: torch.device) -> Diagnostic | None:
 def vectors(compiled: CompiledMask, inputs: BoundInputs, nq: int, nk: int) -> BoundaryVectors:
     """The vectors of a bound mask, to be passed as `prepare` to `BoundMask.vectors` where `why_not` has nothing to say."""
     blocks = block_table(compiled.fn, inputs, nq, nk)
-    return replace(prepare(compiled, inputs, nq, nk, blocks=blocks).vectors, blocks=blocks)
+    made = prepare(compiled, inputs, nq, nk, blocks=blocks).vectors
+    return made if blocks is None else replace(made, blocks=blocks)
 
 
 def prepare(

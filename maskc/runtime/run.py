@@ -317,8 +317,8 @@ def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
     if spec.batch not in (1, q.shape[0]):
         raise error("M503", f"the mask was bound for {spec.batch} batch items, q has {q.shape[0]}")
     nq, nk, device = q.shape[1], k.shape[1], q.device
-    if spec.has_vectors(nq, nk, device):
-        return spec.vectors(nq, nk, device)
+    if (kept := spec.kept_vectors(nq, nk, device)) is not None:
+        return kept
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_OUTSIDE)
         outside = torch.compiler.disable(vectors_on)  # type: ignore[no-untyped-call]  # a graph cannot hold events

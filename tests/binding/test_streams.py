@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import maskc
-from maskc.binding import bind
+from maskc.binding import bind, streams
 from maskc.binding.data import move
 from maskc.binding.streams import Kept, Making, tensors_of
 from maskc.boundary import BlockTable, BoundaryVectors
@@ -33,6 +33,7 @@ class Calls:
 
     def on(self, stream: Any, capturing: bool = False) -> None:
         self.patch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+        self.patch.setattr(streams, "current_handle", lambda device: stream.cuda_stream)
         self.patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
 
     def taken(self) -> list[tuple[str, Any]]:
