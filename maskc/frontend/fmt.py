@@ -47,10 +47,10 @@ def format_text(text: str, name: str = "<text>") -> str:
         previous = line.words[-1] if line.words else previous
     _align(lines)
     out: list[str] = []
-    for i, line in enumerate(lines):
+    for line, indent in zip(lines, _indents(lines), strict=True):
         if line.blank_before and out:
             out.append("")
-        code = " " * _indent(lines, i) + line.text
+        code = " " * indent + line.text
         out.append(f"{code}  {line.comment}" if line.words and line.comment else f"{code}{line.comment}")
     return "".join(f"{line}\n" for line in out)
 
@@ -98,13 +98,21 @@ def _is_operand(word: str) -> bool:
     return word[:1].isalnum() or word[:1] == "_" if word not in _WORDS_BEFORE_OPERANDS else False
 
 
-def _indent(lines: list[_Line], i: int) -> int:
+def _indents(lines: list[_Line]) -> list[int]:
     """Declarations start at the margin; a comment line stands with the line it precedes."""
-    below = next((line for line in lines[i:] if line.words), None)
-    if below is None or below.opens:
+    out, indent = [], 0
+    for line in reversed(lines):
+        if line.words:
+            indent = _indent(line)
+        out.append(indent)
+    return out[::-1]
+
+
+def _indent(line: _Line) -> int:
+    if line.opens:
         return 0
-    first = below.words[0]
-    depth = max(0, below.depth - (first in _CLOSE))
+    first = line.words[0]
+    depth = max(0, line.depth - (first in _CLOSE))
     operand = depth == 0 and (_is_operand(first) or first in ("(", "not", "if"))
     return _STEP * (1 + depth) + (_OPERAND if operand else 0)
 

@@ -17,6 +17,8 @@ from maskc.frontend.words import did_you_mean, quoted
 from maskc.ir.nodes import MaskFn
 
 STD = "std:"
+MAX_FILES = 50
+"""That use one another in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ class _Loader:
                 chain = [shown for _, shown in self._open[keys.index(key) :]]
                 text = f"files use each other in a circle: {' -> '.join([*chain, use.path])}"
                 self._session.report(Diagnostic("M118", text, use.path_span, "move what both need into a third file"))
+                return None
+            if len(self._open) > MAX_FILES:
+                text = f"files that use files, more than {MAX_FILES} deep"
+                self._session.report(Diagnostic("M118", text, use.path_span, "move what all need into one file"))
                 return None
             try:
                 source = SourceFile(_shown(use.path, folder), _read(use.path, folder, use.path_span))

@@ -37,6 +37,11 @@ class Session:
             d = replace(d, notes=(*d.notes, ("used by", f"`{' '.join(use.text.split())}` at {use.where()}")))
         (self.warnings if d.is_warning else self.errors).append(d)
 
+    @property
+    def expands(self) -> bool:
+        """Whether a macro is being expanded."""
+        return bool(self._uses)
+
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Reports nothing inside."""

@@ -7,7 +7,8 @@ whether a mask can be lowered or proved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from maskc.diagnostics import Diagnostic, Span
@@ -33,6 +34,7 @@ class Import:
     span: Span
 
 
+Definition = ast.Const | ast.Let | ast.Mask
 Entity = ast.Const | ast.Input | ast.Let | ast.Mask | Import
 
 
@@ -88,15 +90,20 @@ class Checker:
         if isinstance(let, Import):
             return let.file.expand(let.name, args, span)
         assert isinstance(let, ast.Let)
-        if self._is_circular(name, let.name.span):
+        if name in self._active:
+            self._circular(name, self._active)
             return BAD
-        with self.session.expanding(span) as affordable:
+        outermost = not self.session.expands
+        with self.session.expanding(span) as affordable, self._defining(name):
             if not affordable:
                 return self._too_much(span)
-            self._active.append(name)
             params = {p.text: a for p, a in zip(let.params, args, strict=True)}
-            value = Typer(self, params).value(let.body)
-            self._active.pop()
+            try:
+                value = Typer(self, params).value(let.body)
+            except RecursionError:  # macros within macros, deeper than Python's stack
+                if not outermost:
+                    raise
+                value = self._too_much(span)
         return self._sized(value, span)
 
     def known_names(self) -> list[str]:
@@ -113,13 +120,40 @@ class Checker:
 
     # ---- values of names
 
-    def _evaluate(self, d: ast.Const | ast.Let | ast.Mask) -> Value:
-        name = d.name.text
-        if name not in self._values:
-            if self._is_circular(name, d.name.span):
-                return BAD
-            self._active.append(name)
-            value: Value
+    def _evaluate(self, d: Definition) -> Value:
+        """What a name means. What it is defined by comes first: a chain of names may be longer than Python's stack."""
+        for below in self._in_order(d):
+            if below.name.text not in self._values:
+                self._values[below.name.text] = self._define(below)
+        return self._values.get(d.name.text, BAD)
+
+    def _in_order(self, d: Definition) -> list[Definition]:
+        """What a definition rests on and is not known yet, each after what it rests on, itself last. Reports circles."""
+        order: dict[str, Definition] = {}
+        path = [(d, iter(_mentions(d)))] if d.name.text not in self._values else []
+        on_path = {*self._active, d.name.text}
+        while path:
+            at, mentions = path[-1]
+            name = next(mentions, None)
+            if name is None:
+                path.pop()
+                on_path.discard(at.name.text)
+                order[at.name.text] = at
+                continue
+            below = self._entities.get(name)
+            if not isinstance(below, Definition) or name in order or name in self._values:
+                continue
+            if name in on_path:
+                self._circular(name, [*self._active, *(x.name.text for x, _ in path)])
+                self._values[name] = BAD
+            else:
+                path.append((below, iter(_mentions(below))))
+                on_path.add(name)
+        return [x for x in order.values() if not (isinstance(x, ast.Let) and x.params)]
+
+    def _define(self, d: Definition) -> Value:
+        value: Value
+        with self._defining(d.name.text):
             match d:
                 case ast.Const():
                     value = Typer(self, constant=True).number(d.value)
@@ -127,16 +161,21 @@ class Checker:
                     value = Typer(self).value(d.body)
                 case ast.Mask():
                     value = Typer(self).truth(d.body)
-            self._active.pop()
-            self._values[name] = self._sized(value, d.name.span)
-        return self._values[name]
+        return self._sized(value, d.name.span)
 
-    def _is_circular(self, name: str, span: Span) -> bool:
-        if name not in self._active:
-            return False
-        chain = [*self._active[self._active.index(name) :], name]
-        self.report("M111", f"`{name}` is defined by itself: {' -> '.join(chain)}", span, "there is no recursion")
-        return True
+    @contextmanager
+    def _defining(self, name: str) -> Iterator[None]:
+        self._active.append(name)
+        try:
+            yield
+        finally:
+            self._active.pop()
+
+    def _circular(self, name: str, active: list[str]) -> None:
+        entity, chain = self._entities[name], [*active[active.index(name) :], name]
+        assert isinstance(entity, Definition)
+        text = f"`{name}` is defined by itself: {' -> '.join(chain)}"
+        self.report("M111", text, entity.name.span, "there is no recursion")
 
     def _sized(self, v: Value, span: Span) -> Value:
         """Shared `let`s can double the size of a mask with every step; downstream sees trees."""
@@ -302,9 +341,8 @@ class Checker:
 
     def _check_unapplied(self, d: ast.Let) -> None:
         """What is wrong in a `let` with parameters whatever its arguments are."""
-        self._active.append(d.name.text)
-        Typer(self, {p.text: BAD for p in d.params}).value(d.body)
-        self._active.pop()
+        with self._defining(d.name.text):
+            Typer(self, {p.text: BAD for p in d.params}).value(d.body)
 
     def _check(self, d: ast.Check) -> ir.Check | None:
         if d.of is None:

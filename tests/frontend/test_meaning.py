@@ -179,6 +179,27 @@ def test_use_of_use_and_of_the_standard_set(folder: Path) -> None:
     assert parse_file(folder / "a.mask").pick().body == body("input window : int\nmask m = q < k + window and k <= q")
 
 
+@pytest.mark.parametrize("last", ["mask m = x{} <= q", "mask m = x{}(k) <= q"])
+def test_names_may_stand_in_any_order(last: str) -> None:
+    """Long chains of names, each above the one it rests on. Chains of macros have a limit, which is an error and no crash."""
+    n = 1500
+    parameter = "(k)" if "(" in last else ""
+    chain = "\n".join(f"let x{i + 1}{parameter.replace('k', 't')} = x{i}{parameter.replace('k', 't')} + 1" for i in range(n))
+    lines = [*reversed(chain.splitlines()), f"let x0{parameter.replace('k', 't')} = {'t' if parameter else 'k'}"]
+    text = "\n".join([last.format(n), *lines])
+    if parameter:
+        assert [d.code for d in errors_of(parse_text, text)] == ["M125"]
+    else:
+        assert parse_text(text).pick().body == body(f"mask m = k + {n} <= q")
+
+
+def test_files_may_use_files_up_to_a_depth(tmp_path: Path) -> None:
+    for i in range(200):
+        (tmp_path / f"{i}.mask").write_text(f'use m from "{i + 1}.mask"\nlet n = m\nmask m{i} = n')
+    errors = errors_of(parse_file, tmp_path / "0.mask")
+    assert "M118" in {d.code for d in errors}
+
+
 def test_an_assumption_comes_along_term_by_term(folder: Path) -> None:
     """Of `assume B >= 1 and C >= 1` what speaks of B holds wherever B is read: it divides."""
     (folder / "b.mask").write_text("input B : int\ninput C : int\nassume B >= 1 and C >= 1\nlet block(t) = t // B + C - C")
