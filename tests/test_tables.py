@@ -185,3 +185,11 @@ def test_a_record_says_what_it_was_measured_on(record: Path) -> None:
     if not record.stem.startswith("balance"):  # plain integers, the same on any machine
         assert "H200" in data["device"]
         assert "digest" in data or record.stem == "peers", "which kernels"
+
+
+def test_every_command_is_in_the_list() -> None:
+    """benchmarks/README.md names every module that is run by hand, and every file of results."""
+    page = (records.ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    modules = {p.stem for p in (records.ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
+    assert set(re.findall(r"`benchmarks\.(\w+)", page)) == modules - {"attention_cell"}
+    assert set(re.findall(r"`(\w+\.json)`", page)) >= {p.name for p in RECORDS}
