@@ -43,8 +43,11 @@ def bind(
     if fn.square and nq is not None and nk is not None and nq != nk:
         raise square_only(fn, nq, nk)
     home = _device(fn, inputs)
-    inputs = on_host(inputs) if validate and home.type != "cpu" else inputs
-    binder = _Binder(fn, said, home, _device(fn, inputs), Checks(validate))
+    device = home
+    if validate and home.type != "cpu":
+        inputs = on_host(inputs)
+        device = _device(fn, inputs)
+    binder = _Binder(fn, said, home, device, Checks(validate))
     for size, value in (("nq", nq), ("nk", nk)):
         if value is not None:
             binder.pin(size, value, "bind")
@@ -270,12 +273,13 @@ class _Binder:
             return t
         if t.dtype == torch.bool:
             raise what.error("M412", "holds truth values, not integers")
+        within = t.clamp(INT32_MIN, INT32_MAX)
         self.checks.forbid(
-            (t < INT32_MIN) | (t > INT32_MAX),
+            within != t,
             [t],
             lambda at, v: _element(what, at, t.shape, f"{v[0]} does not fit in 32 bits"),
         )
-        return t.clamp(INT32_MIN, INT32_MAX).to(torch.int32)
+        return within.to(torch.int32)
 
     def _truths(self, t: Tensor, what: Named) -> Tensor:
         """As bool; integers must be 0 or 1."""

@@ -72,7 +72,7 @@ class Value(NamedTuple):
 class Frame:
     """The places at which expressions are evaluated: what `q`, `k`, `h` and a bare segment stand for.
 
-    row, col: consecutive tokens [1, 1, n] from `first` on. head: [1, Hm, 1]. items: ordinals [1, 1, m] by set.
+    row, col: consecutive tokens [1, 1, n] from `first` on. head: [1, Hm, 1]. items: all ordinals [1, 1, m] by set.
     """
 
     fn: MaskFn
@@ -217,8 +217,7 @@ class Frame:
             return Value(own if own.dtype == torch.bool else own.to(torch.int64))
         if per not in ("key", "row"):
             assert per is not None
-            holder = self._holder(per, index)
-            return Value(_gather(vector, self._tensor(holder)), holder.defined)
+            return Value(self._of_holder(vector, per, index), self._holder(per, index).defined)
         token = self.value(index)
         inside = (self._tensor(token) >= 0) & (self._tensor(token) < vector.shape[-1])
         return Value(_gather(vector, self._tensor(token)), _meet(token.defined, inside))
@@ -235,16 +234,22 @@ class Frame:
             self._known[key] = Value(ordinal, _meet(token.defined, defined))
         return self._known[key]
 
+    def _of_holder(self, values: Tensor, of: str, index: Expr) -> Tensor:
+        """What the holder of each token has of `values`, one for each segment of `of`. int64 or bool."""
+        if isinstance(index, Item) and index.of == of:  # each segment its own
+            return values if values.dtype == torch.bool else values.to(torch.int64)
+        return _gather(values, self._tensor(self._holder(of, index)))
+
     def _attribute(self, of: str, attr: str, index: Expr) -> Value:
         table, holder = self.inputs.sets[of], self._holder(of, index)
         if attr == "ordinal":
             return holder
-        start = _gather(table.starts[:, None], self._tensor(holder))
+        start = self._of_holder(table.starts[:, None], of, index)
         if attr == "start":
             return Value(start, holder.defined)
         if attr == "pos":
             return Value(self._tensor(self.value(index)) - start, holder.defined)
-        end = _gather(table.ends[:, None], self._tensor(holder))
+        end = self._of_holder(table.ends[:, None], of, index)
         return Value(end if attr == "end" else end - start, holder.defined)
 
     def _start_of(self, of: str, ordinal: Value) -> Value:
@@ -382,6 +387,8 @@ def _meet(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _gather(table: Tensor, index: Tensor) -> Tensor:
     """table[..., index] over broadcast leading axes; an index out of range reads the nearest entry. int64 or bool."""
+    if table.shape[-1] == 0:  # no key or no row, and a read at a constant place: outside for whoever asks
+        table = table.new_zeros(*table.shape[:-1], 1)
     index = index.clamp(0, table.shape[-1] - 1)
     if table.numel() == table.shape[-1]:
         found = table.reshape(-1).index_select(0, index.reshape(-1)).reshape(index.shape)
