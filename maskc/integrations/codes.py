@@ -13,4 +13,8 @@ per layer type. Nothing is guessed from position_ids or an attention_mask: bind 
 yourself if that is what they mean.""",
     "M553": """The masks do not fit the layer types of the model.
 A model with several layer types (`config.layer_types`) needs a mask for each of them, and for no other.""",
+    "M554": """The mask does not keep documents apart in this model.
+Some models take the keyword `maskc` and do not attend through the interface of Transformers (BLOOM, XGLM), so they ignore it
+without a word. Others have layers beside attention that carry a state from token to token (Mamba, linear attention,
+convolutions), across documents too. `check_model` finds both by a call of the model.""",
 }

@@ -8,7 +8,8 @@
     out = model(tokens, position_ids=positions, labels=labels, maskc=masks.bind(doc=maskc.segments(lengths=lengths), ...))
 
 The mask of a call travels as the keyword `maskc`, which the models hand down to their attention: a bound mask, one per
-layer type, or `Attend` with a process group and a plan. It is there again when a checkpointed layer is recomputed. The
+layer type, or `Attend` with a process group and a plan. It is there again when a checkpointed layer is recomputed. Some
+models take the keyword and attend by themselves all the same: `check_model(model)` tells, once for a kind of model. The
 masks that Transformers derives by itself (from the configuration, position_ids and attention_mask) are not used, and
 whatever would change the result beside the mask is refused (M551).
 """
@@ -24,13 +25,14 @@ import torch
 from torch import Tensor
 
 from maskc.binding.bound import BoundMask
+from maskc.binding.constructors import segments
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import Diagnostic, MaskcError, error
 from maskc.integrations.attend import Attend
 from maskc.runtime.run import run
 from maskc.targets import load
 
-__all__ = ["Attend", "LayerMasks", "attention", "layer_masks", "no_mask", "register"]
+__all__ = ["Attend", "LayerMasks", "attention", "check_model", "layer_masks", "no_mask", "register"]
 
 NAME = "maskc"
 
@@ -89,6 +91,35 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, no_mask)
 
 
+def check_model(model: torch.nn.Module, tokens: int = 16) -> None:
+    """Raise M554 unless documents are kept apart: new tokens in one of two must not change what the model says of the other.
+
+    That fails for models that do not attend through the interface, and for layers beside attention that carry a state from
+    token to token (state spaces, linear attention, convolutions), which no mask reaches. The model takes `input_ids`.
+    """
+    half, vocabulary = tokens // 2, int(model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
+    place = torch.arange(tokens, device=next(model.parameters()).device)[None]
+    ids = place % (vocabulary // 2) + vocabulary // 2
+    changed = torch.where(place < half, ids - vocabulary // 2, ids)
+    mask, training = load("std:doc_causal"), model.training
+
+    def reach(lengths: list[int]) -> Tensor:
+        masks = dict.fromkeys(_kinds(model), mask.bind(doc=segments(lengths=lengths)))
+        one, other = (model(input_ids=x, maskc=masks, use_cache=False)[0][:, half:] for x in (ids, changed))
+        moved: Tensor = (one - other).abs().amax()
+        return moved
+
+    model.eval()
+    try:
+        with torch.no_grad():
+            apart, together = reach([half, tokens - half]), reach([tokens])
+    finally:
+        model.train(training)
+    if apart > together * torch.finfo(together.dtype).eps ** 0.5:  # sums in another order differ by less
+        name, hint = type(model).__name__, "models of transformers whose layers call the attention interface, and attend only"
+        raise error("M554", f"{name}: tokens of one document change what the model says of another", None, hint)
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -107,7 +138,8 @@ def attention(
     """
     _refuse(attention_mask, dropout, kwargs)
     if maskc is None:
-        raise error("M552", f"layer {_index(module)} has no mask", None, "call model(..., maskc=mask.bind(...))")
+        hint = f"call model(..., maskc=mask.bind(...)); if you did, {type(module).__name__} is not handed the model's keywords"
+        raise error("M552", f"layer {_index(module)} has no mask", None, hint)
     how = maskc if isinstance(maskc, Attend) else Attend(maskc)
     spec = _mask_of(module, how.masks)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -149,8 +181,8 @@ def _refuse(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any
 
 def _mask_of(module: torch.nn.Module, masks: BoundMask | Mapping[str, BoundMask]) -> BoundMask:
     """The mask of a layer by its type."""
-    types: list[str] = list(getattr(getattr(module, "config", None), "layer_types", None) or [])
-    kinds = dict.fromkeys(types) or {"full_attention": None}
+    types = _layer_types(module)
+    kinds = _kinds(module)
     if isinstance(masks, BoundMask):
         if len(kinds) > 1:
             raise error("M553", f"one mask was given for layers of type {', '.join(kinds)}", None, "give one for each type")
@@ -161,6 +193,16 @@ def _mask_of(module: torch.nn.Module, masks: BoundMask | Mapping[str, BoundMask]
         raise error("M553", f"masks are for layers of type {', '.join(sorted(masks))}, the model has {', '.join(sorted(kinds))}")
     index = _index(module)
     return masks[types[index] if types else "full_attention"]
+
+
+def _layer_types(module: torch.nn.Module) -> list[str]:
+    config: Any = getattr(module, "config", None)
+    return list(getattr(config, "layer_types", None) or [])
+
+
+def _kinds(module: torch.nn.Module) -> dict[str, None]:
+    """Its layer types, each once."""
+    return dict.fromkeys(_layer_types(module)) or {"full_attention": None}
 
 
 def _index(module: torch.nn.Module) -> int:

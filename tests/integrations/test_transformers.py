@@ -160,3 +160,35 @@ def test_cases_for_a_gpu_are_right_and_can_fail(case: Any, monkeypatch: pytest.M
     right = hf.run
     monkeypatch.setattr(hf, "run", lambda spec, *tensors, **options: right(causal, *tensors, **options))
     assert "error" in case("cpu", torch.float32)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "Gemma3TextConfig", "GPT2Config"])
+def test_models_that_keep_documents_apart_pass(name: str) -> None:
+    model = _tiny(name)
+    model.train()
+    hf.check_model(model)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BloomConfig",  # attends by itself and never looks at the mask
+        "MambaConfig",  # carries a state
+    ],
+)
+def test_models_that_a_mask_does_not_reach_are_refused(name: str) -> None:
+    with pytest.raises(MaskcError, match="M554"):
+        hf.check_model(_tiny(name))
+
+
+def test_a_model_that_keeps_keywords_to_itself_is_named() -> None:
+    with pytest.raises(MaskcError, match="StableLmAttention is not handed"):
+        hf.check_model(_tiny("StableLmConfig"))
+
+
+def _tiny(name: str) -> Any:
+    size = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+    config = getattr(transformers, name)(**size)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="maskc")
