@@ -88,7 +88,8 @@ def expected_end(plan: OverlapPlan, groups: int, row_seconds: float, piece_secon
     """
     rows = np.array([s.rows for s in plan.slots])
     foreign = np.arange(len(rows)) >= plan.own
-    needs = np.array([[any(w.need >> c & 1 for c in s.chunks) for s in plan.slots] for w in plan.work])
+    chunks = [sum(1 << c for c in s.chunks) for s in plan.slots]
+    needs = np.array([[w.need & of_slot != 0 for of_slot in chunks] for w in plan.work])
     each = np.where(foreign, rows * row_seconds / groups + piece_seconds, 0.0)
     tiles = np.array([max(1.0, w.rows / ROW_TILE / groups) for w in plan.work])
     tile = np.array([w.cells for w in plan.work]) * speed.cell / groups / tiles
