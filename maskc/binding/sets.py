@@ -49,7 +49,15 @@ def _build(
             return _from_ranges(source.data, what, checks, device), None
         case _:
             tokens = move(_leading(integers(source.data, what), 2, what), device)
+            tokens = tokens if source.form == "eos" else _numbers(tokens, what)
             return _from_tokens(source, tokens, what, checks), tokens.shape[1]
+
+
+def _numbers(t: Tensor, what: Named) -> Tensor:
+    """Truth values are refused: flags given for lengths or ids (an attention mask, say) would be read as something else."""
+    if t.dtype == torch.bool:
+        raise what.error("M412", "holds truth values, not integers", "True on the last token of each segment? give eos=")
+    return t.to(torch.int64)
 
 
 def _named(decl: InputDecl, source: SetSource, of_item: str = "") -> Named:
@@ -60,6 +68,8 @@ def _leading(t: Tensor, rank: int, what: Named) -> Tensor:
     """With a batch axis in front."""
     if t.ndim not in (rank - 1, rank):
         raise what.error("M413", f"has {t.ndim} axes; it takes {rank - 1}, or {rank} with a batch axis")
+    if t.ndim == rank and t.shape[0] == 0:
+        raise what.error("M413", "is for no batch item")
     return t if t.ndim == rank else t[None]
 
 
@@ -91,7 +101,7 @@ def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:
 
 def _from_lengths(data: object, what: Named, checks: Checks, device: torch.device) -> SegmentTable:
     given, counts = rows(data, what, "zero")
-    lengths = move(_leading(given, 2, what), device).to(torch.int64)
+    lengths = _numbers(move(_leading(given, 2, what), device), what)
     checks.forbid(
         lengths < 0,
         [lengths],
@@ -103,7 +113,7 @@ def _from_lengths(data: object, what: Named, checks: Checks, device: torch.devic
 
 def _from_offsets(data: object, what: Named, checks: Checks, device: torch.device) -> SegmentTable:
     given, counts = rows(data, what, "last")
-    offsets = move(_leading(given, 2, what), device).to(torch.int64)
+    offsets = _numbers(move(_leading(given, 2, what), device), what)
     if offsets.shape[1] == 0 or (counts is not None and min(counts) == 0):
         raise what.error("M403", "is empty", "it starts with 0 and holds one entry more than there are segments")
     first, before, after = offsets[:, :1], offsets[:, :-1], offsets[:, 1:]
@@ -130,7 +140,7 @@ def _from_ranges(data: object, what: Named, checks: Checks, device: torch.device
     given, counts = rows(data, what, "last")
     if given.numel() == 0:
         given = given.new_zeros((*given.shape[: 1 if given.ndim > 1 and given.shape[0] else 0], 0, 2))
-    pairs = move(_leading(given, 3, what), device).to(torch.int64)
+    pairs = _numbers(move(_leading(given, 3, what), device), what)
     if pairs.shape[2] != 2:
         raise what.error("M413", f"has rows of {pairs.shape[2]} numbers; each is a pair (start, end), half-open")
     starts, ends = pairs.unbind(2)

@@ -109,16 +109,12 @@ def parents_first(decls: list[ir.InputDecl]) -> tuple[ir.InputDecl, ...]:
     by_name = {d.name: d for d in decls}
     ordered: dict[str, ir.InputDecl] = {}
 
-    def visit(d: ir.InputDecl) -> None:
-        if d.name in ordered:
-            return
-        for above in (d.within, d.per):
-            if above in by_name and by_name[above].is_set:  # an input may be called `key`
-                visit(by_name[above])
-        ordered[d.name] = d
-
     for d in decls:
-        visit(d)
+        chain = [d]
+        while (above := chain[-1].within or chain[-1].per) in by_name and by_name[above].is_set:  # an input may be called `key`
+            chain.append(by_name[above])
+        for x in reversed(chain):
+            ordered.setdefault(x.name, x)
     return tuple(ordered.values())
 
 

@@ -54,6 +54,14 @@ def assert_dense(mask: CompiledMask, env: Env, seen: torch.Tensor) -> None:
         assert head.tolist() == dense(mask.fn, env, h)
 
 
+def test_a_read_at_a_constant_place_where_there_is_none() -> None:
+    """Row 1 of no rows is outside, and outside is false: proved or folded, no read leaves its tensor."""
+    mask = maskc.compile_text("input x : int per row\nmask m = k <= q and x[1] >= k")
+    for m in (mask, CompiledMask(mask.fn, Unknown("for the test"), None)):
+        assert m.bind(nk=4, x=[]).vectors().masked().shape == (1, 1, 0, 4)
+        assert bool(m.bind(nk=4, x=[7]).vectors().masked().all())
+
+
 @pytest.mark.parametrize("name", WANTED)
 def test_suite_against_the_oracle(name: str) -> None:
     mask = maskc.compile(SUITE / f"{name}.mask")

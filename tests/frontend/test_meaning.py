@@ -193,6 +193,12 @@ def test_names_may_stand_in_any_order(last: str) -> None:
         assert parse_text(text).pick().body == body(f"mask m = k + {n} <= q")
 
 
+def test_parents_stand_before_children() -> None:
+    chain = "\n".join(f"input s{i + 1} : segments within s{i}" for i in reversed(range(1200)))
+    inputs = parse_text(f"{chain}\ninput s0 : segments\nmask m = same(s1200)").pick().inputs
+    assert [d.name for d in inputs] == [f"s{i}" for i in range(1201)]
+
+
 def test_files_may_use_files_up_to_a_depth(tmp_path: Path) -> None:
     for i in range(200):
         (tmp_path / f"{i}.mask").write_text(f'use m from "{i + 1}.mask"\nlet n = m\nmask m{i} = n')
