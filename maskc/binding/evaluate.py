@@ -122,9 +122,10 @@ class Frame:
 
     def value(self, e: Expr) -> Value:
         """The value of an expression; the same expression is evaluated once."""
-        if e not in self._known:
-            self._known[e] = self._value(e)
-        return self._known[e]
+        known = self._known.get(e)
+        if known is None:  # terms are hashed as seldom as can be: each time the whole of them
+            known = self._known[e] = self._value(e)
+        return known
 
     def _value(self, e: Expr) -> Value:
         match e:
