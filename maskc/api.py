@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskc import targets
 from maskc.compiled import CompiledMask
-from maskc.diagnostics import MaskcError, MaskcWarning
+from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, MaskcWarning
 from maskc.ir.verdict import Proven, Unknown
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ def compile_target(target: str | Path, *, strict: bool = False) -> CompiledMask:
 
 def compile_text(text: str, name: str | None = None, *, strict: bool = False) -> CompiledMask:
     """As `compile`, from the text of a file; `name` picks one of several masks."""
+    for what, given in (("text", text), ("name", name)):
+        if not isinstance(given, str) and (what == "text" or given is not None):
+            raise MaskcTypeError(Diagnostic("M511", f"the {what} of a mask is {type(given).__name__}, not str"))
     return _announced(targets.load_text(text, name), strict)
 
 
@@ -47,6 +50,8 @@ def load(folder: str | Path) -> CompiledMask:
     from maskc import __version__
     from maskc.codegen.bundle import load_bundle
 
+    if not isinstance(folder, str | Path):
+        raise MaskcTypeError(Diagnostic("M511", f"a folder is named by a path, not by a {type(folder).__name__}"))
     bundle = load_bundle(Path(folder), __version__)
     bundle.install()
     verdict = (
@@ -95,11 +100,12 @@ def run(
         MaskcError: M4xx where data do not fit the mask or the tensors, M502 to M512 for tensors and backends.
     """
     from maskc.binding.bound import BoundMask
+    from maskc.binding.modes import outside
     from maskc.runtime.run import check_keywords
     from maskc.runtime.run import run as run_bound
 
     if isinstance(spec, str | Path):
-        spec = _announced(targets.load(spec), strict=False)
+        spec = _announced(outside("compile and bind the mask")(targets.load)(spec), strict=False)
     if isinstance(spec, CompiledMask):
         check_keywords(inputs, [d.name for d in spec.fn.inputs])
         spec = spec.bind(**inputs)  # type: ignore[arg-type]

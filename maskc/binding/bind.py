@@ -15,7 +15,7 @@ from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
 from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, on_host, rows, tensors_in
 from maskc.binding.facts import Declared, Fact, check_fact, check_hole_free, check_sorted, check_within, declared
-from maskc.binding.modes import lasting
+from maskc.binding.modes import lasting, outside
 from maskc.binding.sets import build_table
 from maskc.boundary import BlockTable
 from maskc.compiled import CompiledMask
@@ -26,6 +26,7 @@ from maskc.ir.nodes import InputDecl, InputKind, MaskFn
 _LONGEST = 60  # characters of a value in a message
 
 
+@outside("bind the mask")
 @lasting
 def bind(
     mask: CompiledMask,

@@ -1,4 +1,4 @@
-"""What is kept with a mask serves every later call, so it is made of ordinary tensors in every mode of autograd."""
+"""What is made once and kept: outside of `torch.inference_mode`, and outside of the graphs of `torch.compile`."""
 
 from __future__ import annotations
 
@@ -23,3 +23,20 @@ def lasting(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
             return function(*args, **kwargs)
 
     return call
+
+
+def outside(what: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """The function, eagerly where a graph may break around it; else torch says M513 with `what` is to be done outside."""
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if torch.compiler.is_compiling():
+                torch._dynamo.graph_break(msg=f"M513: {what} once per batch, outside the compiled function")
+                made: Result = torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-untyped-call]
+                return made
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from maskc.binding.bound import BoundMask, Prepare
-from maskc.binding.modes import lasting
+from maskc.binding.modes import lasting, outside
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, MaskcWarning, error
 from maskc.runtime import cpu, flex, ops, reorder
@@ -304,9 +304,6 @@ def check_backend(name: str, vectors: BoundaryVectors, q: Tensor, k: Tensor, v: 
 # ---------------------------------------------------------------- vectors
 
 
-_OUTSIDE = "M513: call spec.vectors(nq, nk, device) once per batch, outside the compiled function"
-
-
 def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
     """The vectors of a bound mask for these tensors. Raises M4xx where the data do not fit them, M503 for the batch."""
     home = spec.inputs.device
@@ -319,13 +316,10 @@ def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
     nq, nk, device = q.shape[1], k.shape[1], q.device
     if (kept := spec.kept_vectors(nq, nk, device)) is not None:
         return kept
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break(msg=_OUTSIDE)
-        outside = torch.compiler.disable(vectors_on)  # type: ignore[no-untyped-call]  # a graph cannot hold events
-        return cast(BoundaryVectors, outside(spec, nq, nk, device))
     return vectors_on(spec, nq, nk, device)
 
 
+@outside("call spec.vectors(nq, nk, device)")  # a graph cannot hold events
 def vectors_on(spec: BoundMask, nq: int, nk: int, device: torch.device) -> BoundaryVectors:
     """The vectors of a bound mask, on a GPU by the mask's own kernel where that can run, else by torch."""
     prepare: Prepare | None = None

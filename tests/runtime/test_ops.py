@@ -114,6 +114,20 @@ def test_vectors_inside_a_graph_are_refused_by_name() -> None:
         compiled(*operands())
 
 
+@pytest.mark.parametrize("inside", ["name", "bind"])
+def test_masks_inside_a_graph_are_refused_by_name(inside: str) -> None:
+    torch.compiler.reset()
+    mask = maskc.compile("std:doc_causal")
+
+    def attend(*x: torch.Tensor) -> object:
+        return maskc.run("std:causal", *x) if inside == "name" else maskc.run(mask, *x, doc=maskc.segments(lengths=[N]))
+
+    with pytest.raises(Exception, match=r"M513: .*bind the mask once per batch"):
+        torch.compile(attend, fullgraph=True, backend="eager")(*operands())
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(attend, backend="eager")(*operands()), attend(*operands()))
+
+
 def test_vectors_are_made_outside_where_a_graph_may_break(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
     traced = []

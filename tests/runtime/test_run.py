@@ -315,6 +315,15 @@ def test_refuses_to_compile_what_is_no_name() -> None:
         maskc.compile(lambda b, h, q, k: q >= k)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda: maskc.compile_text(b"mask a = k <= q"), lambda: maskc.compile_text("mask a = k <= q", 1), lambda: maskc.load(3)],
+)
+def test_refuses_other_types_by_name(call: Any) -> None:
+    with pytest.raises(maskc.MaskcError, match="M511"):
+        call()
+
+
 def test_refuses_backends_by_name() -> None:
     assert 'did you mean "hopper"?' in refusal("M502", "std:causal", *operands(), backend="hoper")
     text = refusal("M507", "std:causal", *operands(), backend="hopper")
