@@ -186,7 +186,7 @@ class Typer:
                 return decl
             case Bad():
                 return None
-            case None if e.text not in COORDINATES:
+            case None if e.text not in COORDINATES and e.text not in BUILTINS:
                 hint = did_you_mean(e.text, self.scope.sets(), f"declare `input {e.text} : segments`")
                 self.report("M101", f"unknown name `{e.text}`", e.span, hint)
             case _:

@@ -142,8 +142,11 @@ class _Loader:
 
 
 def _key(path: str, folder: Path) -> str:
-    """One string per file, however it is written."""
-    return path if path.startswith(STD) else str((folder / path).resolve())
+    """One string per file, however it is written. What cannot be a path is said by whoever reads it."""
+    try:
+        return path if path.startswith(STD) else str((folder / path).resolve())
+    except (OSError, ValueError, RuntimeError):  # a NUL, links in a circle
+        return str(folder / path)
 
 
 def _folder(path: str, folder: Path) -> Path:

@@ -36,10 +36,14 @@ _RUN = ("spec", "q", "k", "v", "group", "plan", "strategy", "scale", "return_lse
 _BIND = ("self", "nq", "nk", "batch", "validate")
 CALL_KEYWORDS = frozenset({*_RUN, *_BIND})
 
+_MANY = 1000
+
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `word` was probably meant to be, if any: same letters in another case first."""
     pool = sorted(set(candidates) - {word})
+    if len(pool) > _MANY:  # a generated file: guessing would take longer than everything else
+        return None
     for c in pool:
         if c.lower() == word.lower():
             return c

@@ -230,6 +230,8 @@ USE_ERRORS = [
     ('use near from «"lib/windows.mask"»\nmask m = near', "M117"),
     ('use near from «"std:nothing"»\nmask m = near', "M117"),
     ('use near from «"lib"»\nmask m = near', "M117"),
+    ('use near from «"li\0b.mask"»\nmask m = near', "M117"),
+    ('use near from «"loop.mask"»\nmask m = near', "M117"),
     ('use near from «"c1.mask"»\nmask m = near', "M117"),
     ('use near from «"bad.mask"»\nmask m = near', "M117"),
     ('use «near» from "lib/window.mask"\ninput window : int per key\nmask m = near and k < window[k]', "M119"),
@@ -240,6 +242,7 @@ USE_ERRORS = [
 
 @pytest.mark.parametrize(("marked", "code"), USE_ERRORS, ids=[c[0].split("\n")[0] for c in USE_ERRORS])
 def test_use_errors(folder: Path, marked: str, code: str) -> None:
+    (folder / "loop.mask").symlink_to(folder / "loop.mask")
     (folder / "bad.mask").write_bytes(b"mask near = k <= q # \xff\xfe")
 
     def compile_here(text: str) -> None:

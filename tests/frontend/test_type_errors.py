@@ -138,6 +138,7 @@ ONE = [
     ("input a : int\ninput p : int per «a»\nmask m = p[k] <= a", "M116", ""),
     ("input a : int\ninput s : spans within «a»\nmask m = same(s) and k < a", "M116", ""),
     ("mask m = same(«q»)", "M116", ""),
+    ("mask m = k in «first»", "M116", "input doc : segments"),
     ("input a : int\ncheck isolated by «a»\nmask m = k < a", "M116", ""),
     # M120 block tables
     ("input t : bool per block(128, 128)\nmask m = k <= q or «t[q // 128, k // 128]»", "M120", "`and`"),
