@@ -89,8 +89,9 @@ Leave it out for 1 / sqrt(D).""",
     "M512": """A plan or a strategy without a group.
 Both say how the ranks of a process group share the work: run(spec, q, k, v, group, plan=plan).""",
     "M513": """Masks are compiled and bound, and their vectors made, outside of `torch.compile`.
-Binding is O(n) work on data that change with every batch, not part of a graph. Bind the mask and call `spec.vectors(nq, nk, device)` once per
-batch before the compiled function; inside it `maskc.run` then finds them. New data never recompile anything.""",
+Binding is O(n) work on data that change with every batch, not part of a graph. Bind the mask and call
+`spec.vectors(nq, nk, device)` once per batch before the compiled function; inside it `maskc.run` then finds them. New data
+never recompile anything.""",
     "M514": """maskc and FlexAttention disagree.
 `maskc bench` compares both before it times them, and the difference is larger than rounding explains. Please report it with
 the mask and its inputs.""",
