@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maskc.diagnostics import Diagnostic, MaskcError
 
+Bad = Tensor | bool
 Explain = Callable[[tuple[int, ...], list[int]], Diagnostic]
 
 
@@ -38,12 +39,18 @@ class Checks:
         """What is wrong whatever the data say."""
         self._failed += diagnostics
 
-    def forbid(self, bad: Tensor | bool, values: Sequence[Tensor | int], explain: Explain) -> None:
-        """No element of `bad` may be true. `explain` gets the first index where one is, and each of `values` there."""
-        if isinstance(bad, Tensor):
-            if self.enabled and bad.numel():
-                self._checks.append(_Check(bad, values, explain))
-        elif bad and self.enabled:
+    def forbid(self, bad: Bad | Callable[[], Bad], values: Sequence[Tensor | int], explain: Explain) -> None:
+        """No element of `bad` may be true. `explain` gets the first index where one is, and each of `values` there.
+
+        bad: or what makes it, for a comparison that takes a GPU a launch and is made only where something is checked.
+        """
+        if not self.enabled:
+            return
+        found = bad() if callable(bad) else bad
+        if isinstance(found, Tensor):
+            if found.numel():
+                self._checks.append(_Check(found, values, explain))
+        elif found:
             self._failed.append(explain((), [int(v) for v in values]))
 
     def read(self, number: Tensor, then: Callable[[int], None]) -> None:

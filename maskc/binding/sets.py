@@ -83,7 +83,9 @@ def _table(starts: Tensor, ends: Tensor, counts: Tensor | list[int] | None, what
     if size == 0:
         starts = ends = torch.zeros(batch, 1, dtype=torch.int64, device=starts.device)
     checks.forbid(
-        ends > INT32_MAX, [ends], lambda at, v: Diagnostic("M408", f"{what.text} reaches token {v[0]}, past 2^31 - 1", what.span)
+        lambda: ends > INT32_MAX,
+        [ends],
+        lambda at, v: Diagnostic("M408", f"{what.text} reaches token {v[0]}, past 2^31 - 1", what.span),
     )
     starts, ends = (t.clamp(0, INT32_MAX).to(torch.int32) for t in (starts, ends))
     if counts is None:
@@ -103,7 +105,7 @@ def _from_lengths(data: object, what: Named, checks: Checks, device: torch.devic
     given, counts = rows(data, what, "zero")
     lengths = _numbers(move(_leading(given, 2, what), device), what)
     checks.forbid(
-        lengths < 0,
+        lambda: lengths < 0,
         [lengths],
         lambda at, v: Diagnostic("M403", f"{_item(what, at, lengths.shape)} = {v[0]}: a length is not negative", what.span),
     )
@@ -119,12 +121,12 @@ def _from_offsets(data: object, what: Named, checks: Checks, device: torch.devic
     first, before, after = offsets[:, :1], offsets[:, :-1], offsets[:, 1:]
     hint = "offsets start at 0 and never decrease; lengths? give lengths= instead"
     checks.forbid(
-        first != 0,
+        lambda: first != 0,
         [first],
         lambda at, v: Diagnostic("M403", f"{_item(what, at, offsets.shape)} = {v[0]}: offsets start at 0", what.span, hint),
     )
     checks.forbid(
-        after < before,
+        lambda: after < before,
         [before, after],
         lambda at, v: Diagnostic(
             "M403",
@@ -148,14 +150,14 @@ def _from_ranges(data: object, what: Named, checks: Checks, device: torch.device
         ordinals = torch.arange(starts.shape[1], device=device)
         starts = torch.where(ordinals < move(torch.tensor(counts), device)[:, None], starts, ends)
     checks.forbid(
-        (starts < 0) | (ends < starts),
+        lambda: (starts < 0) | (ends < starts),
         [starts, ends],
         lambda at, v: Diagnostic(
             "M419", f"{_item(what, at, starts.shape)} = ({v[0]}, {v[1]}): a range is half-open, 0 <= start <= end", what.span
         ),
     )
     checks.forbid(
-        starts[:, 1:] < ends[:, :-1],
+        lambda: starts[:, 1:] < ends[:, :-1],
         [ends[:, :-1], starts[:, 1:]],
         lambda at, v: Diagnostic(
             "M419",
@@ -179,7 +181,7 @@ def _from_tokens(source: SetSource, tokens: Tensor, what: Named, checks: Checks)
             _check_positions(tokens, what, checks)
         case _:
             checks.forbid(
-                (tokens != 0) & (tokens != 1),
+                lambda: (tokens != 0) & (tokens != 1),
                 [tokens],
                 lambda at, v: Diagnostic("M408", f"{_item(what, at, tokens.shape)} = {v[0]} is not a truth value", what.span),
             )
@@ -221,14 +223,14 @@ def _check_positions(tokens: Tensor, what: Named, checks: Checks) -> None:
     first, before, after = tokens[:, :1], tokens[:, :-1], tokens[:, 1:]
     hint = "a position is 0 on the first token of a segment and one more on each next one"
     checks.forbid(
-        first != 0,
+        lambda: first != 0,
         [first],
         lambda at, v: Diagnostic(
             "M405", f"{_item(what, at, tokens.shape)} = {v[0]}: the first token starts a segment", what.span, hint
         ),
     )
     checks.forbid(
-        (after != 0) & (after != before + 1),
+        lambda: (after != 0) & (after != before + 1),
         [before, after],
         lambda at, v: Diagnostic(
             "M405", f"{_item(what, (at[0], at[1] + 1), tokens.shape)} = {v[1]} after {v[0]}", what.span, hint
