@@ -74,7 +74,7 @@ class Explanation:
         yield ""
         yield from (f"    {line}" for line in self.source.splitlines())
         yield ""
-        yield "key k is seen by (a .. b: from row a up to, but without, row b)"
+        yield "key k is seen by (a .. b: rows a to b - 1)"
         yield from (f"    {line}" for line in self.rows)
         if self.needs:
             yield ""
