@@ -229,7 +229,7 @@ class _Binder:
         if table.batch not in (1, len(lengths)):
             return  # said already: the batches differ
         self.checks.forbid(
-            given != table.counts,
+            lambda: given != table.counts,
             [given, table.counts],
             lambda at, v: Diagnostic(
                 "M413",
@@ -243,7 +243,7 @@ class _Binder:
         """A vector with one value per segment, as long as its table."""
         given, most = vector.shape[2], table.counts.amax().reshape(1)
         self.checks.forbid(
-            (most != given) if exact else (most > given),
+            lambda: (most != given) if exact else (most > given),
             [most],
             lambda at, v: Diagnostic(
                 "M413",
@@ -276,7 +276,7 @@ class _Binder:
             raise what.error("M412", "holds truth values, not integers")
         within = t.clamp(INT32_MIN, INT32_MAX)
         self.checks.forbid(
-            within != t,
+            lambda: within != t,
             [t],
             lambda at, v: _element(what, at, t.shape, f"{v[0]} does not fit in 32 bits"),
         )
@@ -286,7 +286,7 @@ class _Binder:
         """As bool; integers must be 0 or 1."""
         if t.dtype != torch.bool:
             self.checks.forbid(
-                (t != 0) & (t != 1),
+                lambda: (t != 0) & (t != 1),
                 [t],
                 lambda at, v: _element(what, at, t.shape, f"{v[0]} is not a truth value"),
             )
