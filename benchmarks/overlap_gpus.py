@@ -412,7 +412,7 @@ def copying_ctas(rank: Rank, ways: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def write(out: Path, world: int, rows: list[dict[str, Any]], copying: dict[str, dict[str, int]] | None = None) -> None:
-    """Beside what stands there of other cells, ways and of nodes, if it was measured with the same sources."""
+    """Beside what stands there of other cells and ways, if it was measured with the same sources."""
     driver, sources = measured_with()
     old = json.loads(out.read_text()) if out.exists() else {}
     kept = old if old.items() >= sources.items() else {}
@@ -428,7 +428,6 @@ def write(out: Path, world: int, rows: list[dict[str, Any]], copying: dict[str, 
         "rows": everything,
         "bars": as_rows(everything),
         **({"copying_ctas": copying or kept["copying_ctas"]} if copying or "copying_ctas" in kept else {}),
-        **({"nodes": kept["nodes"]} if "nodes" in kept else {}),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")

@@ -16,7 +16,6 @@ COMMANDS = {
     "gpu_tests": "python -m tests.gpu",
     "ablation": "python -m benchmarks.train --ablate",
     "gpus": "python -m benchmarks.train --gpus 2",
-    "nodes": "python -m benchmarks.overlap_nodes",
 }
 """What makes a file or a part of one, where it is not `python -m benchmarks.NAME`."""
 

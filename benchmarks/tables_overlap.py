@@ -195,7 +195,7 @@ def gpus_bars() -> str:
 
 
 def routing() -> str:
-    """Nodes emulated on the GPUs of one host: what routing over nodes and pruning save."""
+    """Nodes emulated on one host: what routing over nodes and pruning save."""
     body = [
         [
             f"{r['mask']}, {length(r['seqlen'])}, {r['kv_heads']} key heads",
@@ -205,7 +205,7 @@ def routing() -> str:
             f"{r['step_ms']:.2f}",
             f"{r['bytes_across'] / 2**20:,.1f}",
         ]
-        for r in rows_of("overlap_gpus", "routing", "step_ms", key="nodes")
+        for r in rows_of("overlap_nodes", "routing", "step_ms")
     ]
     return table(["", "routing", "pruned", "link, GB/s", "ms", "MiB across"], body)
 
