@@ -20,9 +20,8 @@ _KERNELS = (
     " them: a tenth of a call of 0.15 ms"
 )
 _GLOBAL_ROW = (
-    "the first Q block sees every KV block, 128 tiles one after the other in one CTA: that is the 0.15 ms which the call takes"
-    " with 8 heads as with 16, while all work spread evenly would take 0.07 and 0.14; rows cut over CTAs take 0.10 with 8 heads"
-    " and 0.18 with 16 ([measured](tuning.md#few-heads))"
+    "the first Q block sees every KV block, 128 tiles one after the other in one CTA: 0.13 ms, while all work spread evenly would"
+    " take 0.07 ms with 8 heads; rows cut over CTAs take 0.10 with 8 heads and 0.18 with 16 ([measured](tuning.md#few-heads))"
 )
 _GLOBAL_KEY = "the tile of the global keys is seen by every row: 128 blocks one after the other in one CTA, 2.4 us each, 0.3 ms"
 

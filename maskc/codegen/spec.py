@@ -265,6 +265,22 @@ class KernelSpec:
         return self.form.closed is None
 
     @property
+    def late(self) -> bool:
+        """Whether a work item is taken when the loader is near the end of the one before.
+
+        A gated kernel does so by its gate. For a mask without data, whose items are long and alike, it is worth nothing.
+        """
+        return self.packed and not self.gated
+
+    @property
+    def first_at_once(self) -> bool:
+        """Whether a CTA's first work item is queued in two parts, the first as soon as it is found.
+
+        The two take all queue slots: under a causal mask with data, whose items are short, the next item would come late.
+        """
+        return self.late and not self.form.causal
+
+    @property
     def gate_slots(self) -> int:
         """Key chunks of a call at most."""
         return GATE_SLOTS
@@ -296,7 +312,11 @@ class KernelSpec:
             ("queue", 32 + 8 * self.queue_runs, self.queue_slots, 16),
             ("barriers", 8, self.barriers, 8),
         ]
-        return lay_out([*parts, ("gate", 16 + self.gate_slots // 8, 1, 16)] if self.gated else parts)
+        if self.gated:
+            parts.append(("gate", 16 + self.gate_slots // 8, 1, 16))
+        elif self.late:
+            parts.append(("progress", 4, 1, 4))
+        return lay_out(parts)
 
     @property
     def smem(self) -> dict[str, Region]:

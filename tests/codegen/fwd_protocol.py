@@ -15,7 +15,7 @@ from tests.codegen.cta import Cta, Fault, Named, Part, Ring, Steps
 Item = tuple[int, ...]
 """KV blocks that a work item visits, by queue slot; (0,) for one whose rows see nothing."""
 NEAR = 1
-"""Tiles before the end of an item, from which on a gated generator takes the next one; kernels have more."""
+"""Tiles before the end of an item, from which on the generator takes the next one; kernels have more."""
 
 
 class Kernel(Cta):
@@ -62,7 +62,7 @@ class Kernel(Cta):
             self.memory.write(("queue", ring.slot), m)
             self.bars["queue_full", ring.slot].arrive()
             ring.advance()
-            if self.spec.gated and m < len(self.messages) and self.last_part(m):
+            if (self.spec.gated or self.spec.late) and m < len(self.messages) and self.last_part(m):
                 tiles = sum(map(sum, self.items[: self.messages[m][0] + 1]))
                 yield lambda tiles=tiles: self.come_to + NEAR >= tiles  # type: ignore[misc]
 

@@ -33,8 +33,8 @@ SPECS: dict[str, KernelSpec] = {
 
 
 def dealt(rng: random.Random) -> tuple[Item, ...]:
-    """Items that see nothing, alone or several in a row; short ones; long ones in several queue slots."""
-    kinds: tuple[Item, ...] = ((0,), (0,), (1,), (2,), (3,), (2, 1), (1, 1, 1))
+    """Items that see nothing, alone or several in a row; short ones; long ones in several queue slots, some empty."""
+    kinds: tuple[Item, ...] = ((0,), (0,), (1,), (2,), (3,), (2, 1), (2, 0), (1, 1, 1))
     return tuple(rng.choice(kinds) for _ in range(rng.randrange(7)))
 
 
@@ -78,6 +78,7 @@ PADDED: tuple[Item, ...] = ((1,), (0,), (0,), (1,))
         ("chained", (LONG[1:], (1,)), "store after the last queue slot"),
         ("one tag", ((3,),), "give the turn on"),
         ("gated", ((2, 1), (1,)), "count tiles"),
+        ("document-128", ((2, 1), (1,)), "count tiles"),
     ],
 )
 def test_roles_that_would_wait_for_each_other(name: str, items: tuple[Item, ...], broken: str) -> None:

@@ -79,6 +79,16 @@ def test_rules_of_a_spec(change: dict[str, int], rule: str) -> None:
         replace(KernelSpec(128), **change)
 
 
+def test_where_the_next_item_is_taken_late() -> None:
+    packed, causal = (
+        KernelSpec(128, form=MaskForm(lts=True), block_kv=64),
+        KernelSpec(128, form=MaskForm(lts=True, causal=True), block_kv=64),
+    )
+    assert [(s.late, s.first_at_once) for s in (packed, causal)] == [(True, True), (True, False)]
+    for other in (KernelSpec(128), KernelSpec(128, form=MaskForm(causal=True)), replace(packed, gated=True)):
+        assert (other.late, other.first_at_once, "progress" in other.smem) == (False, False, False)
+
+
 def test_register_split_fits_the_entry_registers() -> None:
     for groups in (1, 2, 3):
         spec = KernelSpec(64, block_q=64 * groups, warp_groups=groups)
