@@ -378,6 +378,6 @@ def _element(what: Named, at: tuple[int, ...], shape: torch.Size, rule: str) -> 
 
 def _shown(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        return "a nested tensor" if value.is_nested else f"a tensor of shape {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -28,8 +28,9 @@ class Named:
 def integers(value: object, what: Named) -> Tensor:
     """An integer or bool tensor of the value, where it is. Raises M412 for anything else."""
     tensor = value.detach() if isinstance(value, Tensor) else _from_host(value, what)
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        kinds = ("meta", tensor.is_meta), ("nested", tensor.is_nested), ("quantized", tensor.is_quantized)
+        kind = next((name for name, has in kinds if has), str(tensor.layout).removeprefix("torch."))
         raise what.error("M412", f"is a {kind} tensor, which has no numbers to read", "give a dense tensor")
     if tensor.numel() == 0:
         return tensor.to(torch.int64)
@@ -67,12 +68,21 @@ def _is_ragged(value: object) -> bool:
 
 
 def _from_host(value: object, what: Named) -> Tensor:
-    try:
-        return torch.tensor(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise what.error("M412", f"cannot be read as integers: {shown}", "give a list, a numpy array or a tensor") from None
+    for read in (torch.tensor, _by_parts):
+        try:
+            return read(value)
+        except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    raise what.error("M412", f"cannot be read as integers: {shown}", "give a list, a numpy array or a tensor")
+
+
+def _by_parts(value: object) -> Tensor:
+    """A list of tensors of one shape; an array that torch does not read, with negative strides or in another byte order."""
+    if isinstance(value, list | tuple):
+        return torch.stack([*value])
+    return torch.tensor(value.tolist())  # type: ignore[attr-defined]
 
 
 def _plain(dtype: torch.dtype) -> str:

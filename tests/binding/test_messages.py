@@ -121,6 +121,11 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M412", EVICT, {"evict": torch.ones(4)}, "holds float32 numbers, not integers"),
     ("M412", EVICT, {"evict": ["a", "b"]}, "cannot be read as integers: ['a', 'b']"),
     ("M412", WINDOW, {"window": 1.5}, "holds float32 numbers"),
+    ("M412", EVICT, {"evict": torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.quint8)}, "is a quantized tensor"),
+    ("M412", EVICT, {"evict": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, "is a nested tensor"),
+    ("M412", DOC, {"doc": torch.nested.nested_tensor([torch.ones(1)])}, "is segments, not a nested tensor"),
+    ("M412", EVICT, {"evict": [torch.tensor([1, 2]), torch.tensor([3])]}, "cannot be read as integers: [tensor([1, 2])"),
+    ("M412", EVICT, {"evict": np.array(["4", "5"])}, "cannot be read as integers: array(['4', '5']"),
     ("M412", DOC, {"doc": segments(ids=[True, True, False])}, "segments `doc`: ids holds truth values, not integers"),
     ("M412", DOC, {"doc": segments(lengths=torch.tensor([True, False]))}, "give eos="),
     ("M412", DOC, {"doc": segments(ranges=np.ones((2, 2), bool))}, "ranges holds truth values"),
@@ -243,13 +248,29 @@ def test_validation_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.int16), lambda x: np.array(x, np.uint8)]
+    "kind",
+    [
+        list,
+        np.array,
+        torch.tensor,
+        lambda x: torch.tensor(x, dtype=torch.int16),
+        lambda x: np.array(x, np.uint8),
+        lambda x: np.array(x[::-1])[::-1],
+        lambda x: np.array(x, ">i4"),
+        lambda x: np.array(x, object),
+    ],
 )
 def test_lists_arrays_and_tensors(kind: Callable[[list[int]], Any]) -> None:
     mask = maskc.compile_text(PREFIX)
     vectors = mask.bind(doc=segments(lengths=kind([3, 5])), prefix=kind([1, 2])).vectors()
     want = mask.bind(doc=segments(lengths=[3, 5]), prefix=[1, 2]).vectors()
     assert torch.equal(vectors.masked(), want.masked())
+
+
+def test_a_batch_as_a_list_of_tensors() -> None:
+    mask = maskc.compile_text(EVICT)
+    vectors = mask.bind(evict=[torch.tensor([2, 3]), torch.tensor([4, 2])]).vectors(3, 2)
+    assert torch.equal(vectors.masked(), mask.bind(evict=[[2, 3], [4, 2]]).vectors(3, 2).masked())
 
 
 def test_what_is_printed_is_short() -> None:
