@@ -113,18 +113,13 @@ def _lead(tensors: list[torch.Tensor]) -> tuple[int, int]:
 
 def allocate(program: IntervalProgram, nq: int, nk: int, batch: int, heads: int, block_kv: int, device: torch.device) -> Prepared:
     """Room for the vectors of a program and their tables."""
-    blocks = -(-nk // block_kv)
-
-    def room(*shape: int) -> list[torch.Tensor | None]:
-        present = (v in program.vectors for v in VECTORS)
-        return [torch.empty(shape, dtype=torch.int32, device=device) if p else None for p in present]
-
-    lts, lte, uts, ute = room(batch, heads, nk)
-    tables = [None if t is None else Extremes(t[0], t[1]) for t in room(2, batch, heads, blocks)]
-    return Prepared(
-        BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute),
-        BlockMinMax(block_kv, tables[0], tables[1], tables[2], tables[3], None),
-    )
+    names = [name for name in VECTORS if name in program.vectors]
+    vectors = {name: torch.empty(batch, heads, nk, dtype=torch.int32, device=device) for name in names}
+    tables = torch.empty(2 * len(names), batch, heads, -(-nk // block_kv), dtype=torch.int32, device=device).unbind()
+    pairs = {name: Extremes(low, high) for name, low, high in zip(names, tables[::2], tables[1::2], strict=True)}
+    lts, lte, uts, ute = map(vectors.get, VECTORS)
+    extremes = BlockMinMax(block_kv, *map(pairs.get, VECTORS), None)
+    return Prepared(BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute), extremes)
 
 
 def _load(compiled: CompiledMask) -> _Ready:
