@@ -118,8 +118,8 @@ def allocate(program: IntervalProgram, nq: int, nk: int, batch: int, heads: int,
     tables = torch.empty(2 * len(names), batch, heads, -(-nk // block_kv), dtype=torch.int32, device=device).unbind()
     pairs = {name: Extremes(low, high) for name, low, high in zip(names, tables[::2], tables[1::2], strict=True)}
     lts, lte, uts, ute = map(vectors.get, VECTORS)
-    extremes = BlockMinMax(block_kv, *map(pairs.get, VECTORS), None)
-    return Prepared(BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute), extremes)
+    made = BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute)
+    return Prepared(made, BlockMinMax(block_kv, *map(pairs.get, VECTORS), diag=None))
 
 
 def _load(compiled: CompiledMask) -> _Ready:
