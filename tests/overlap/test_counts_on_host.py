@@ -157,6 +157,7 @@ def test_gradients_that_leave_as_a_whole(library: ctypes.CDLL, seed: int) -> Non
     block = order.slots[order.own - 1].start // SPEC.block_kv + 1 if order.own else 0
     came = torch.tensor([told(epoch, rng.choice((0, 3, PARTS))) for _ in order.lends], dtype=torch.int32)
     tiles = sums.lent(block, SPEC.block_kv, [came.data_ptr() + 4 * i for i in range(len(came))])
+    assert len(tiles) == len(range(block * SPEC.block_kv, order.rows, SPEC.block_kv)), "one entry a tile"
     first, others = exchange.lent_table(tiles, CPU)
     added = torch.zeros(batch * heads, len(tiles), dtype=torch.int32)
     given = [t.data_ptr() for t in (first, others, added)]

@@ -17,6 +17,7 @@ import maskc
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import MaskcError
 from maskc.runtime.chunking import COARSE, EVEN, FINE, default_chunk, fullest
+from maskc.runtime.layout import contiguous, usual_owners, zigzag
 from maskc.runtime.plan import CHUNK_LIMIT, AttentionPlan, plan
 from maskc.runtime.tile_work import TileCosts, tile_work
 from tests.dist.cases import FORMS, Case, vectors
@@ -125,10 +126,11 @@ def test_padding_counts_as_a_document_of_its_own() -> None:
 
 
 def test_loss_weights_count_labels() -> None:
-    p = plan(doc_mask([5, 3]), world_size=2, chunk=2)
-    labels = torch.tensor([[1, 1, -100, 1, -100, -100, -100, 1]])
-    kept = [int((p.shard(labels, r) != -100).sum()) for r in range(2)]
-    assert [p.loss_weight(r, labels) for r in range(2)] == [2 * n / sum(kept) for n in kept]
+    p = plan(doc_mask([5, 3, 4]), world_size=3, chunk=2)
+    labels = torch.tensor([[1, 1, -100, 1, -100, -100, -100, 1, 1, 1, -100, 1]])
+    kept = [int((p.shard(labels, r) != -100).sum()) for r in range(3)]
+    assert [p.loss_weight(r, labels) for r in range(3)] == [3 * n / 7 for n in kept]
+    assert p.loss_weight(0, torch.full((1, 12), -100)) == 0.0
     assert plan(doc_mask([1]), world_size=2).loss_weight(1) == 0.0
 
 
@@ -198,13 +200,32 @@ def test_batches_and_heads_add_up() -> None:
     assert sum(two.workloads) == 2 * sum(one.workloads)
     v = vectors(Case(2, 16, 0, "lts", heads=(2, 1, 2), batch=(2, 2)))
     p = plan(v, world_size=2, chunk=2, costs=TileCosts(1, 1))
-    assert sum(p.workloads) == int((~v.masked()).sum()) if p.tile == (1, 1) else True
+    rows, keys = p.tile
+    seen = torch.nn.functional.max_pool2d((~v.masked()).float().flatten(0, 1), (rows, keys), ceil_mode=True)
+    assert sum(p.workloads) == int(seen.sum())
 
 
 def test_costs_are_fitted_from_times() -> None:
     rng = np.random.default_rng(0)
     samples = [(p, u, r, 1e-4 + 2.6e-6 * p + 2e-6 * u + 0.5e-6 * r) for p, u, r in rng.integers(1, 500, (30, 3)).tolist()]
     assert TileCosts.fit(samples, unit=100) == TileCosts(130, 100, 25)
+    falling = [(p, u, r, 1e-2 + 2e-6 * u - 0.5e-6 * r) for p, u, r, _ in samples]
+    assert TileCosts.fit(falling, unit=100) == TileCosts(1, 100, 0), "a cost is never negative, that of a PARTIAL tile at least 1"
+
+
+@pytest.mark.parametrize("world", range(1, 6))
+def test_usual_owners(world: int) -> None:
+    """Those of the layouts where chunks go up evenly; elsewhere never one that gives a rank more than its share."""
+    for chunks in range(4 * world + 2):
+        found = usual_owners(chunks, world)
+        assert all(o.count(r) <= -(-chunks // world) for o in found.values() for r in range(world))
+        assert all(len(o) == chunks for o in found.values())
+        if chunks and chunks % (2 * world) == 0:
+            assert found == {"contiguous": contiguous(chunks, world, 1).owner, "zigzag": zigzag(chunks, world, 1).owner}
+
+
+def test_a_zigzag_that_gives_a_rank_two_of_three_chunks_is_left_out() -> None:
+    assert list(usual_owners(3, 4)) == ["contiguous"]
 
 
 def test_traffic_in_bytes() -> None:
