@@ -118,8 +118,9 @@ def allocate(program: IntervalProgram, nq: int, nk: int, batch: int, heads: int,
     tables = torch.empty(2 * len(names), batch, heads, -(-nk // block_kv), dtype=torch.int32, device=device).unbind()
     pairs = {name: Extremes(low, high) for name, low, high in zip(names, tables[::2], tables[1::2], strict=True)}
     lts, lte, uts, ute = map(vectors.get, VECTORS)
+    of_lts, of_lte, of_uts, of_ute = map(pairs.get, VECTORS)
     made = BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute)
-    return Prepared(made, BlockMinMax(block_kv, *map(pairs.get, VECTORS), diag=None))
+    return Prepared(made, BlockMinMax(block_kv, of_lts, of_lte, of_uts, of_ute, None))
 
 
 def _load(compiled: CompiledMask) -> _Ready:
