@@ -123,7 +123,8 @@ def results() -> dict[str, dict[str, Any]]:
         "trace.json": {"shares": {"causal": {"KV Loader": {"waits": 0.125}}, "full": {"MMA Consumer": {"works": 0.9}}}},
         "train.json": {"device": "a GPU", "rows": training(), "ablation": ablation(), "gpus": over_gpus()},
         "new_mask.json": {"device": "a GPU", "rows": new_masks()},
-        "overlap_gpus.json": {"device": "2 GPUs", "rows": between_gpus(), "bars": gpu_bars(), "nodes": nodes()},
+        "overlap_gpus.json": {"device": "2 GPUs", "rows": between_gpus(), "bars": gpu_bars()},
+        "overlap_nodes.json": {"device": "a GPU", "rows": nodes()},
         "gpu_tests.json": {
             "cases": [{"name": "fwd/a", "problem": "", "seconds": 1}, {"name": "bwd/b", "problem": "off <by> 1", "seconds": 1}]
         },
