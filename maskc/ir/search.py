@@ -199,7 +199,7 @@ def _scattered(fn: MaskFn, env: Env) -> tuple[int, int, list[str]] | None:
 
 def broken_claim(fn: MaskFn, check: Check) -> str | None:
     """A small input that breaks a claim, in words, or None."""
-    found = smallest(fn, needs_hole_free(fn), range(2, 9), 60, lambda env: _breaks(fn, check, env))
+    found = smallest(fn, needs_hole_free(fn), range(2, 9), 60, lambda env: broken_claim_of(fn, check, env))
     if found is None:
         return None
     env, text = found
@@ -207,7 +207,8 @@ def broken_claim(fn: MaskFn, check: Check) -> str | None:
     return f"{_sizes(env)}{_inputs(describe(fn, env))}{text}{hint}"
 
 
-def _breaks(fn: MaskFn, check: Check, env: Env) -> str | None:
+def broken_claim_of(fn: MaskFn, check: Check, env: Env) -> str | None:
+    """How a claim is broken on this input, in words, or None."""
     for h in heads_of(fn):
         seen = dense(fn, env, h)
         match check.kind:

@@ -1,4 +1,7 @@
-"""Random mask files: every atom of the language as a user writes it, under and/or/not/if, with the inputs it needs."""
+"""Random mask files: every atom of the language as a user writes it, under and/or/not/if, with the inputs it needs.
+
+With facts about those inputs, also about several at once, and claims about the mask.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ q - lo[k] OP k; rank[q] OP k; rank[q + N] OP k; st[h]; hw[h] OP q - k; q OP k + 
 q % 3 OP k % 3; k % 2 == N; q OP min(k + N, g); q OP max(k - N, lo[k], d); evict[k - 1] OP q; lo[k + 2] OP q; q OP nk - 2
 q + nk OP k + nq; k < d; 0 <= q - k < w; q OP (if keep[k] then lo[k] else k); q OP (if k < g then g else k + d); q OP k * g
 q + 1 OP 2 * k; q OP lo[k] // b; q OP lo[k] % b; (q - g) // b OP (k - d) // b; q OP g * g; true; false; ord[k] OP q
-(q - N) // 3 == (k + N) // 3 and q % 3 OP k % 3
+(q - N) // 3 == (k + N) // 3 and q % 3 OP k % 3; q OP lo[N]; min(q - k, lo[k]) OP N; lo[k] OP lo[k]; ord[q + N] OP ord[k] - g
 """
 WITH_SETS = """
 same(SET); same(doc); same(part); k in SET; q in SEG; k in first(SEG); k in last(SEG); q in first(SEG); q in last(SEG)
@@ -47,7 +50,14 @@ rank[q] OP rank[k]; ord[q] OP ord[k]; ord[q] OP g; level[q] OP N; level[q] OP le
 q OP SET.start[k]; q OP SET.end[k]; q < SET.start[k] + w; q OP (if k in SET then SET.end[k] else k)
 noised[q] == noised[k]; SET.len[k] OP N; doc.len[q] OP N; doc.start[k - 1] OP q; doc.start[k + 1] <= q; keep[doc.start[k]]
 q < lo[doc.start[k]]; k in drop and q OP drop.end[k]; doc.pos[q] % 2 == doc.pos[k] % 2; doc.pos[q] // b == doc.pos[k] // b
-doc.pos[q] % b OP N; q - doc.start[k] OP prefix[k]; min(prefix[k], doc.pos[k]) OP N; keep[q]
+doc.pos[q] % b OP N; q - doc.start[k] OP prefix[k]; min(prefix[k], doc.pos[k]) OP N; keep[q]; SET.pos[k] OP SET.pos[k]
+same(doc) and (if keep[q] then lo[q] else q) OP k; SEG.start[N] OP q; q in first(SEG) and k in last(SEG)
+"""
+FACTS = """
+g OP N; g % 2 == 0; nq OP g or g OP N; w OP g + N; b <= w; lo[k] OP N or lo[k] OP k; lo[k - 1] <= lo[k]; lo[k] OP evict[k] - N
+lo[k] // b OP N; abs(lo[k]) OP g; evict[k] OP lo[k + 1]; hw[h] OP N; rank[q] OP q; ord[k] OP lo[k]; keep[k] or lo[k] OP N
+lo[k] OP SET.end[k]; lo[k] OP SET.start[k] + w; doc.len[k] OP N; icnt[k] OP image.len[k]; cnt[k] OP prefix[k]; level[k] % 2 == 0
+if keep[k] then lo[k] OP k else lo[k] OP N; nq OP nk; nk % 2 == 0; not (cnt[k] OP doc.start[k]); g * g OP w; noised[k] or k OP N
 """
 
 
@@ -55,7 +65,7 @@ def _atoms(text: str) -> list[str]:
     return [atom.strip() for atom in text.replace("\n", ";").split(";") if atom.strip()]
 
 
-_FREE, _SETS = _atoms(FREE), _atoms(WITH_SETS)
+_FREE, _SETS, _FACTS = _atoms(FREE), _atoms(WITH_SETS), _atoms(FACTS)
 _FILL = {"OP": ("<=", "<", "==", "!=", ">=", ">"), "SET": ("doc", "part", "image", "drop"), "SEG": ("doc", "part"), "N": "0123"}
 
 
@@ -74,7 +84,12 @@ def random_text(seed: int) -> str:
     used = {name for name in DECLARED if re.search(rf"\b{name}\b", body)}
     while more := {n for n in DECLARED for d in used if re.search(rf"(within|per) {n}\b", DECLARED[d])} - used:
         used |= more
-    return "\n".join(text for name, text in DECLARED.items() if name in used) + f"\nmask m = {body}\n"
+    lines = [text for name, text in DECLARED.items() if name in used]
+    r.shuffle(lines)
+    known = [f for f in _FACTS if set(re.findall(r"[a-z]+", f)) & DECLARED.keys() <= used and ("SET" not in f or "doc" in used)]
+    lines += [f"assume {_filled(r, f, 'doc')}" for f in r.sample(known, min(len(known), r.choice((0, 0, 0, 1, 2))))]
+    claims = ["check causal", "check no_empty_row", *(f"check isolated by {s}" for s in ("doc", "drop") if s in used)]
+    return "\n".join([*lines, f"mask m = {body}", *(c for c in claims if r.random() < 0.12)]) + "\n"
 
 
 def _condition(r: random.Random, depth: int, sets: bool) -> str:
@@ -87,8 +102,12 @@ def _condition(r: random.Random, depth: int, sets: bool) -> str:
 
 
 def _atom(r: random.Random, sets: bool) -> str:
-    atom = r.choice(_FREE + 2 * _SETS if sets else _FREE)
+    return f"({_filled(r, r.choice(_FREE + 2 * _SETS if sets else _FREE))})"
+
+
+def _filled(r: random.Random, atom: str, of: str | None = None) -> str:
     for word, choices in _FILL.items():
         while re.search(rf"\b{word}\b", atom):
-            atom = re.sub(rf"\b{word}\b", r.choice(choices), atom, count=1)
-    return f"({atom})"
+            choice = of if of is not None and word == "SET" else r.choice(choices)
+            atom = re.sub(rf"\b{word}\b", choice, atom, count=1)
+    return atom
