@@ -39,7 +39,7 @@ from maskc.ir.nodes import (
 )
 from maskc.ir.nodes import Row as QueryRow
 from maskc.ir.normalize import ancestry, definedness, dnf
-from maskc.ir.traverse import Node, reads_row, rewrite
+from maskc.ir.traverse import Node, reads_row, rewrite, walk
 
 Bool = Pred  # InSet, InEdge or BoolField with a canonical index and no span
 
@@ -209,6 +209,8 @@ class FactTable:
         """A declared fact: used if it is a conjunction of comparisons whose reads are inside."""
         if reads_row(fact) or self._step > _STEPS:
             return
+        if self.rows and any(isinstance(n, Col) for n in walk(fact)):  # it speaks of keys, and the row may be none
+            given += (self.space.lin(Size("nk")) - self.space.lin(Col()) - 1,)
         known = len(self.space.atoms)
         reads = definedness(self.fn, fact)
         cases = dnf(self.fn, fact)

@@ -164,6 +164,21 @@ def test_reads_outside_leave_rows_empty(declared: str, condition: str, status: s
     assert [r.status for r in run_checks(fn)] == [status]
 
 
+@pytest.mark.parametrize(
+    ("facts", "condition"),
+    [
+        ("input w : int where w >= k", "q <= w"),
+        ("assume k < 3", "q < 3"),
+        ("input x : int per key\nassume k < 3", "q < 3 and x[k] == x[k]"),
+    ],
+)
+def test_facts_about_keys_say_nothing_of_rows_beyond(facts: str, condition: str) -> None:
+    fn = parse_text(f"{facts}\nmask m = k >= 0 and {condition}\ncheck no_empty_row").pick(None)
+    assert [r.status for r in run_checks(fn)] == ["refuted"]
+    square = replace(fn, assumes=(*fn.assumes, Compare("==", Size("nq"), Size("nk"))))
+    assert [r.status for r in run_checks(square)] == ["proved"]
+
+
 def test_a_claim_that_fails_names_the_smallest_input() -> None:
     fn = replace(mask("06_share_question"), checks=(Check("isolated", "part"),))
     (result,) = run_checks(fn)
