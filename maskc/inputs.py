@@ -88,9 +88,19 @@ def _items(path: str | Path) -> list[JsonObject]:
 
 
 def _load(path: str | Path) -> object:
+    def object_of(pairs: list[tuple[str, object]]) -> JsonObject:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _bad(path, f"{twice!r} is given twice in one object")
+        return found
+
     text = read_text(path)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=object_of)
+    except RecursionError:
+        raise _bad(path, "lists or objects within one another, deeper than any input") from None
     except json.JSONDecodeError as e:
         span = Span(SourceFile(str(path), text), e.pos, e.pos + 1)
         raise MaskcError(Diagnostic("M542", f"not JSON: {e.msg.lower()}", span, JSON_HELP)) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from maskc.cli import build_parser, main
 
@@ -56,6 +57,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         (("fmt", "no_such.mask"), "M541"),
         (("fmt", str(EXAMPLES)), "M541"),
         (("plan", DOC_PREFIX, "--inputs", str(EXAMPLES / "packed_8k.json"), "--world", "-1"), "M540"),
+        pytest.param(
+            ("bench", DOC_PREFIX, "--inputs", str(EXAMPLES / "doc_prefix_16.json"), "--device", "cuda"),
+            "M540",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU"),
+        ),
         (("cache", "burn"), "M540"),
     ],
 )
@@ -115,6 +121,23 @@ def test_broken_json_is_shown_with_its_place(run: Run, tmp_path: Path, text: str
 def test_json_of_another_shape(run: Run, tmp_path: Path, data: object, says: str) -> None:
     path = tmp_path / "inputs.json"
     path.write_text(json.dumps(data))
+    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
+    assert status == 2
+    assert err.startswith("error[M542]: ")
+    assert says in err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"nq": 4, "nk": 4, "nq": 5}', "'nq' is given twice"),
+        ('{"inputs": {"doc": 1, "prefix": [1], "doc": 2}}', "'doc' is given twice"),
+        ("[" * 100_000, "deeper than any input"),
+    ],
+)
+def test_json_that_says_things_twice_or_without_end(run: Run, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text(text)
     status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
     assert status == 2
     assert err.startswith("error[M542]: ")
