@@ -184,6 +184,8 @@ def bench_command(a: argparse.Namespace) -> int:
     from maskc.report.progress import progress
     from maskc.targets import load
 
+    if a.device == "cuda" and default_device() != "cuda":
+        raise error("M540", "--device cuda: torch sees no GPU here", None, "`maskc doctor` says what is missing")
     setting = Setting(a.heads, a.kv_heads, a.head_dim, a.dtype, a.batch, a.device or default_device())
     with progress("maskc bench", STEPS) as tick:
         report = bench(load(a.target), read_inputs(a.inputs), setting, tick)

@@ -165,9 +165,8 @@ def _read(path: str, folder: Path, span: Span | None) -> str:
         name = path.removeprefix(STD)
         if name not in std_names():
             hint = did_you_mean(name, std_names(), f"there are {quoted(std_names())}")
-            raise error(
-                code, f"there is no standard mask `{name}`" if name else "std: and the name of a standard mask", span, hint
-            )
+            message = f"there is no standard mask `{name}`" if name else "`std:` needs the name of a standard mask"
+            raise error(code, message, span, hint)
         return files("maskc").joinpath("std", f"{name}.mask").read_text("utf-8")
     where = folder / path
     try:
