@@ -13,15 +13,18 @@ from torch import Tensor
 from maskc.binding.bound import BoundMask
 from maskc.binding.fold import masked_runs, sweep
 from maskc.boundary import BoundaryVectors
-from maskc.diagnostics import MaskcError, error
+from maskc.diagnostics import Diagnostic, MaskcError, MaskcTypeError, error
 
 Mask = BoundMask | BoundaryVectors
 Intervals = tuple[Tensor, Tensor]
 BUDGET = 2  # masked runs that the vectors of a column hold
 
 
-def vectors_of(mask: Mask, nq: int | None = None, nk: int | None = None) -> BoundaryVectors:
+def vectors_of(mask: object, nq: int | None = None, nk: int | None = None) -> BoundaryVectors:
     """The vectors of a mask; sizes are needed where it does not know its own."""
+    if not isinstance(mask, BoundMask | BoundaryVectors):
+        hint = "compile(...).bind(...) makes one"
+        raise MaskcTypeError(Diagnostic("M511", f"converters take a bound mask, not a {type(mask).__name__}", help=hint))
     return mask if isinstance(mask, BoundaryVectors) else mask.vectors(nq, nk)
 
 

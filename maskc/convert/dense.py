@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from maskc.binding.bound import BoundMask
+from maskc.convert.arguments import tensor_of
 from maskc.convert.columns import Mask, bound, too_many, vectors_of
 from maskc.diagnostics import error
 
@@ -23,7 +24,7 @@ def from_dense(visible: object, *, what: str = "dense mask") -> BoundMask:
     Additive masks of floats are refused rather than guessed at: pass `mask == 0`. Raises M451 for shape or dtype, M450
     with the first column that needs more than two masked runs.
     """
-    mask = torch.as_tensor(visible)
+    mask = tensor_of(f"the {what}", visible)
     if mask.dtype != torch.bool:
         raise error("M451", f"the {what} is {mask.dtype}, not bool", None, "True = visible; of an additive mask pass `mask == 0`")
     if not 2 <= mask.ndim <= 4:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from maskc.binding.bound import BoundMask
 from maskc.binding.fold import sweep
+from maskc.convert.arguments import check_integers, tensor_of
 from maskc.convert.columns import BUDGET, Mask, bound, gaps_between, vectors_of, visible_intervals
 from maskc.diagnostics import error
 
@@ -37,12 +38,13 @@ def from_flashmask(startend_row_indices: object, *, causal: bool, nq: int | None
     Values outside [0, nq] are clipped, empty and swapped intervals mean what they say, as in FlashMask itself. Raises
     M451 for a shape, dtype or number of columns that FlashMask does not define.
     """
+    check_integers(0, nq=nq, nk=nk)
     if startend_row_indices is None:
         if nk is None:
             raise error("M451", "without startend_row_indices nothing says how many keys there are", None, "give nk=")
         indices = torch.zeros(1, 1, nk, 0, dtype=torch.int32)
     else:
-        indices = torch.as_tensor(startend_row_indices)
+        indices = tensor_of("startend_row_indices", startend_row_indices)
         if indices.ndim != 4:
             shape = tuple(indices.shape)
             raise error("M451", f"startend_row_indices has shape {shape}, not [batch, mask heads, keys, 1, 2 or 4]")

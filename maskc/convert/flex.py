@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maskc.binding.bound import BoundMask
 from maskc.boundary import BoundaryVectors
+from maskc.convert.arguments import check_integers
 from maskc.convert.columns import Mask, vectors_of
 from maskc.convert.dense import LIMIT, check_size, from_slabs
 from maskc.diagnostics import error
@@ -37,6 +38,8 @@ def from_mask_mod(
     batch, heads: sizes on which the result depends. Raises M452 above `limit` elements, M450 with the first column that
     needs more than two masked runs.
     """
+    check_integers(0, nq=nq, nk=nk)
+    check_integers(1, batch=batch, heads=heads)
     check_size(batch, heads, nq, nk, limit, "mask_mod")
     step = max(1, _SLAB // max(1, batch * heads * nq))
     return from_slabs(_slabs(mask_mod, batch, heads, nq, nk, step, device), nq, "mask_mod")
@@ -80,6 +83,7 @@ def to_block_mask(
     """A BlockMask from the tile classes: nothing of size nq x nk is made."""
     v = vectors_of(mask, nq, nk)
     block_q, block_kv = (block, block) if isinstance(block, int) else block
+    check_integers(1, **{"block[0]": block_q, "block[1]": block_kv})
     share = _share(v, query_heads)
     return block_mask_of(v, block_tables(v, block_q, block_kv), share, (block_q, block_kv))
 

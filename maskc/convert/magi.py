@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maskc.binding.bound import BoundMask
+from maskc.convert.arguments import check_integers
 from maskc.convert.columns import Mask, bound, by_start, merged, vectors_of, visible_intervals
 from maskc.diagnostics import error
 
@@ -40,9 +41,9 @@ Interval = tuple[Tensor, Tensor]
 
 
 def from_magi(
-    q_ranges: Sequence[Sequence[int]],
-    k_ranges: Sequence[Sequence[int]],
-    types: Sequence[int] | int = SliceType.FULL,
+    q_ranges: Sequence[Sequence[int]] | Tensor,
+    k_ranges: Sequence[Sequence[int]] | Tensor,
+    types: Sequence[int] | Tensor | int = SliceType.FULL,
     *,
     nq: int,
     nk: int,
@@ -79,22 +80,31 @@ def to_magi(mask: Mask, nq: int | None = None, nk: int | None = None) -> MagiSli
 # ---------------------------------------------------------------- slices -> columns
 
 
-def _slices(
-    q_ranges: Sequence[Sequence[int]], k_ranges: Sequence[Sequence[int]], types: Sequence[int] | int, nq: int, nk: int
-) -> list[Slice]:
-    each = [types] * len(q_ranges) if isinstance(types, int) else list(types)
-    if not len(q_ranges) == len(k_ranges) == len(each):
-        raise error("M451", f"there are {len(q_ranges)} q_ranges, {len(k_ranges)} k_ranges and {len(each)} types")
+def _slices(q_ranges: object, k_ranges: object, types: Sequence[int] | Tensor | int, nq: int, nk: int) -> list[Slice]:
+    check_integers(0, nq=nq, nk=nk)
+    row_pairs, key_pairs = _pairs("q_ranges", q_ranges), _pairs("k_ranges", k_ranges)
+    types = types.tolist() if isinstance(types, Tensor) else types
+    each = [types] * len(row_pairs) if isinstance(types, int) else list(types)
+    if not len(row_pairs) == len(key_pairs) == len(each):
+        raise error("M451", f"there are {len(row_pairs)} q_ranges, {len(key_pairs)} k_ranges and {len(each)} types")
     out = []
-    for i, (rows, keys, kind) in enumerate(zip(q_ranges, k_ranges, each, strict=True)):
+    for i, (rows, keys, kind) in enumerate(zip(row_pairs, key_pairs, each, strict=True)):
         for name, pair, size in (("q_ranges", rows, nq), ("k_ranges", keys, nk)):
-            if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= size:
+            if len(pair) != 2 or not all(isinstance(x, int) for x in pair) or not 0 <= pair[0] <= pair[1] <= size:
                 raise error("M451", f"{name}[{i}] = {tuple(pair)} is no range within [0, {size})")
         if kind not in tuple(SliceType):
             names = ", ".join(f"{t.value} {t.name}" for t in SliceType)
             raise error("M451", f"types[{i}] = {kind} is no type of slice", None, f"there are {names}")
         out.append((rows[0], rows[1], keys[0], keys[1], SliceType(kind)))
     return out
+
+
+def _pairs(name: str, given: object) -> list[list[int]]:
+    """Ranges as lists; tensors and arrays [slices, 2] are such."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(given, Sequence) or not all(isinstance(pair, Sequence) for pair in given):
+        raise error("M451", f"{name} is {given!r}", None, "a list of pairs (start, end)")
+    return [list(pair) for pair in given]
 
 
 def _columns(lo: int, hi: int, slices: list[Slice], nq: int, device: torch.device | str) -> Interval:

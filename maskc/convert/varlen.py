@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from maskc.binding.bound import BoundMask
 from maskc.binding.constructors import segments
 from maskc.boundary import BoundaryVectors
+from maskc.convert.arguments import check_integers, tensor_of
 from maskc.convert.columns import Mask, bound, difference, vectors_of, visible_intervals
 from maskc.diagnostics import error
 
@@ -47,9 +49,12 @@ def from_cu_seqlens(
     cu_k = cu_q if cu_seqlens_k is None else _offsets("cu_seqlens_k", cu_seqlens_k)
     if len(cu_q) != len(cu_k):
         raise error("M451", f"cu_seqlens_q has {len(cu_q) - 1} documents, cu_seqlens_k has {len(cu_k) - 1}")
+    check_integers(0, nq=nq, nk=nk)
+    pair = isinstance(window_size, Sequence) and len(window_size) == 2
+    if not pair or not all(isinstance(x, int) and x >= -1 for x in window_size):
+        hint = "a pair (left, right), each the number of keys, or -1 for no limit"
+        raise error("M451", f"window_size is {window_size!r}", None, hint)
     left, right = window_size
-    if left < -1 or right < -1:
-        raise error("M451", f"window_size is {window_size}", None, "each side is the number of keys, or -1 for no limit")
     if cu_seqlens_k is None and left == -1 and right == -1:
         from maskc.targets import load
 
@@ -111,8 +116,8 @@ def _chain(ends: list[int]) -> list[int]:
 
 
 def _offsets(name: str, given: object) -> Tensor:
-    cu = torch.as_tensor(given)
-    if cu.ndim != 1 or cu.is_floating_point() or len(cu) < 1:
+    cu = tensor_of(name, given)
+    if cu.dtype == torch.bool or cu.ndim != 1 or cu.is_floating_point() or len(cu) < 1:
         raise error("M451", f"{name} is {cu.dtype} of shape {tuple(cu.shape)}, not the int32 offsets [documents + 1]")
     if int(cu[0]) != 0 or bool((cu.diff() < 0).any()):
         raise error("M451", f"{name} does not rise from 0: {cu[:6].tolist()}{' ...' if len(cu) > 6 else ''}", None, "lengths?")

@@ -17,6 +17,8 @@ from maskc.convert import (
     from_dense,
     from_flashmask,
     from_magi,
+    from_mask_mod,
+    to_block_mask,
     to_cu_seqlens,
     to_dense,
     to_flashmask,
@@ -269,8 +271,42 @@ def test_slices_of_the_suite(name: str, inputs: dict[str, Any]) -> None:
         lambda: from_magi([(4, 0)], [(0, 8)], 0, nq=8, nk=8),
         lambda: from_magi([(0, 4)], [(0, 8)], 4, nq=8, nk=8),
         lambda: from_magi([(0, 4)], [], 0, nq=8, nk=8),
+        lambda: from_magi([(0, 1.5)], [(0, 8)], 0, nq=8, nk=8),
+        lambda: from_magi([0, 4], [0, 8], 0, nq=8, nk=8),
+        lambda: from_magi(None, None, 0, nq=8, nk=8),
+        lambda: from_magi([], [], 0, nq=-1, nk=8),
     ],
 )
 def test_malformed_slices(call: Any) -> None:
     with pytest.raises(MaskcError, match="M451"):
         call()
+
+
+def test_slices_may_be_tensors() -> None:
+    given = torch.tensor([[0, 2], [2, 5]])
+    spec = from_magi(given, given, torch.tensor([1, 0]), nq=5, nk=5)
+    assert torch.equal(to_dense(spec), to_dense(from_magi(given.tolist(), given.tolist(), [1, 0], nq=5, nk=5)))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: from_flashmask("a", causal=True), "startend_row_indices is no tensor: 'a'"),
+        (lambda: from_flashmask(None, causal=True, nk=-2), "nk = -2 is no integer from 0 on"),
+        (lambda: from_flashmask(torch.zeros(1, 1, 3, 1, dtype=torch.int32), causal=True, nq=2.5), "nq = 2.5 is no integer"),
+        (lambda: from_cu_seqlens(None, causal=True), "cu_seqlens_q is no tensor: None"),
+        (lambda: from_cu_seqlens([False, True], causal=True), "cu_seqlens_q is torch.bool"),
+        (lambda: from_cu_seqlens([0, 3], causal=True, window_size=3), "window_size is 3"),
+        (lambda: from_cu_seqlens([0, 3], causal=True, window_size=(1.5, 0)), "window_size is (1.5, 0)"),
+        (lambda: from_dense([[True], [True, False]]), "the dense mask is no tensor: [[True], [True, False]]"),
+        (lambda: from_dense(torch.ones(2, 2, dtype=torch.bool).to_sparse()), "the dense mask is a sparse tensor"),
+        (lambda: from_mask_mod(lambda b, h, q, k: q >= k, -1, 2), "nq = -1 is no integer from 0 on"),
+        (lambda: to_block_mask(maskc.compile("std:causal").bind(nq=3, nk=3), block=0), "block[0] = 0 is no integer from 1 on"),
+        (lambda: to_dense(maskc.compile("std:causal")), "converters take a bound mask, not a CompiledMask"),
+    ],
+)
+def test_arguments_are_refused_by_name(call: Any, says: str) -> None:
+    with pytest.raises(MaskcError) as caught:
+        call()
+    assert caught.value.code in ("M451", "M511")
+    assert says in str(caught.value)
