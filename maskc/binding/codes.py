@@ -37,7 +37,7 @@ not used are nearly always a mask that is not the one you meant.""",
     "M412": """Data of the wrong kind.
 Segments and spans take `maskc.segments(...)` / `maskc.spans(...)` with exactly one form: cu_seqlens, lengths, ids,
 positions, eos or ranges. maskc never guesses a form from the numbers. Vectors take integers or truth values as lists,
-numpy arrays or tensors; floating point numbers are refused.""",
+numpy arrays or tensors; floating point numbers are refused, and truth values where numbers must stand.""",
     "M413": """Sizes disagree.
 Vectors are [n], [batch, n] or [batch, heads, n]; `per head` [heads] or [batch, heads]; block tables [nQ, nK] with
 leading batch and heads. n is the number of keys, rows or segments. All inputs agree on rows, keys, batch and heads,

@@ -237,7 +237,7 @@ Right:
     "M113": """Divisor that may be zero or negative
 
 `//` rounds down and `%` has the sign of its divisor. So that both mean one thing everywhere, a divisor is a constant
->= 1, or a single `int` input that a `where` or `assume` bounds below by 1.
+>= 1, or a single `int` input that its own `where` or an `assume` bounds below by 1.
 
 Wrong:
     input block_size : int
