@@ -83,7 +83,7 @@ def schedule(v: BoundaryVectors, head_dim: int) -> tuple[Tensor, ...]:
 
 def attention(v: BoundaryVectors, q: Tensor, k: Tensor, val: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Differentiable (out, lse): FlexAttention's own autograd. Its backward has no atomics, so it is deterministic."""
-    if q.shape[1] == 0 or k.shape[1] == 0:
+    if 0 in (q.shape[0], q.shape[1], k.shape[1]):
         return _nothing(q, k, val)
     if not torch.is_grad_enabled():  # on a CPU FlexAttention refuses tensors that could have a gradient
         q, k, val = q.detach(), k.detach(), val.detach()

@@ -115,10 +115,10 @@ def test_unseen_keys_may_hold_nan() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("nq", "nk"), [(0, 5), (5, 0), (1, 1)])
-def test_edge_sizes(nq: int, nk: int) -> None:
+@pytest.mark.parametrize(("nq", "nk", "batch"), [(0, 5, 1), (5, 0, 1), (1, 1, 1), (5, 5, 0)])
+def test_edge_sizes(nq: int, nk: int, batch: int) -> None:
     v = maskc.compile("std:full").bind().vectors(nq, nk)
-    q, k, val, dout, _ = _tensors(v)
+    q, k, val, dout, _ = (x[:batch] for x in _tensors(v))
     leaves = [x.requires_grad_() for x in (q, k, val)]
     out, lse = flex.attention(v, *leaves, 0.3)
     wanted = cpu.forward(v, q.detach(), k.detach(), val.detach(), 0.3)
