@@ -43,7 +43,7 @@ def whole_text(spec: KernelSpec) -> str:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_without_the_flag_nothing_of_the_gate_is_rendered(name: str) -> None:
     plain, gated = (whole_text(replace(VARIANTS[name], gated=g)) for g in (False, True))
-    for word in ("gate", "system.cuh"):
+    for word in ("gate", "arrival.cuh"):
         assert word not in plain.lower().replace("propagate", "")
         assert word in gated
     assert "-gated" in str(VARIANTS[name])
