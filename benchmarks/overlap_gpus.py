@@ -4,7 +4,7 @@
 
 Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
 
-    gated                    balanced plan, keys pulled by copy engines beside the kernel
+    gated                    balanced plan, keys given by copy engines beside the kernel
     gated, keys kept         the same; the backward, right behind the forward, does not pull them again
     copy-then-attend         the same, one after the other
     all-gather, staged       balanced plan, pruned exchange over NCCL; one kernel, or partial results merged

@@ -70,10 +70,7 @@ def measured(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory,
     part = part_of(p, rank)
     link = SlowLink(part, p.keys, memory, INSIDE)
     queues = CudaQueues(device) if ON_GPUS else HostQueues()
-    readers = tuple(reader for reader, _ in part.plan.lends)
-    over = Overlapped(
-        part.plan, p.keys, memory.shape, link, queues, device, readers=readers, timeout=5.0, rate=INSIDE * LINK_RATE
-    )
+    over = Overlapped(part.plan, p.keys, memory.shape, link, queues, device, timeout=5.0, rate=INSIDE * LINK_RATE)
     link.carry_behind(over.forward_cut, over.backward_cut)
     vectors = spec.vectors(p.rows.length, p.keys.length, device)
     local = localize(vectors, p.rows, p.rows.chunks_of(rank), p.keys, part.plan.columns, device)

@@ -188,8 +188,17 @@ class Rank:
         return new if total is None else merge(total, new)
 
 
+def give_keys(over: Overlapped, cut: Cut, own: Pair) -> None:
+    """What a rank gives in a call, with flags, after the compute stream, which goes on meanwhile."""
+    over.queues.follow("copy", "compute")
+    for reader, piece in over.gifts[cut is over.backward_cut] or ():
+        with over.queues.on("copy"):
+            over.give(cut, reader, piece, own)
+        over.queues.put("copy", over.address(cut, Word("flag", reader, piece)), over.epoch)
+
+
 def copy_keys(over: Overlapped, cut: Cut) -> None:
-    """The copies of a call with their flags alone, after the compute stream, which goes on meanwhile."""
+    """The pulls of a call with their flags alone, after the compute stream, which goes on meanwhile."""
     over.queues.follow("copy", "compute")
     for piece in cut.pieces:
         with over.queues.on("copy"):

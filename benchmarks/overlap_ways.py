@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.masks import MaskCase
 from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM
-from benchmarks.overlap_rank import copy_keys, send_gradients
+from benchmarks.overlap_rank import give_keys, send_gradients
 from maskc.binding.bound import BoundMask
 from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
@@ -152,12 +152,12 @@ def alone(rank: Rank, p: AttentionPlan) -> Alone:
         ]
 
     def keys() -> tuple[Tensor, Tensor]:
-        copy_keys(over, over.forward_cut)
+        give_keys(over, over.forward_cut, (k, v))
         over.queues.follow("compute", "copy")
         return q, q
 
     def both(out: Tensor, lse: Tensor) -> None:
-        copy_keys(over, over.backward_cut)
+        give_keys(over, over.backward_cut, (k, v))
         send_gradients(over, made[0])
         over.queues.follow("compute", "copy")
         over.add_up(made[0], (dk, dv))

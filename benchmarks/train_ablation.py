@@ -200,7 +200,6 @@ class Rank:
             link,
             queues,
             s.device,
-            readers=tuple(reader for reader, _ in part.plan.lends),
             timeout=TIMEOUT,
             rate=INSIDE * LINK_RATE,
             groups=GROUPS if shape.kv_heads % GROUPS == 0 else 1,

@@ -103,9 +103,8 @@ class Link:
     """The transport of one simulated rank."""
 
     joins = True
-    one_engine = False
-    by_parts = False
-    near = False
+    one_engine = near = False
+    gives = None
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
@@ -131,8 +130,12 @@ class Link:
             self._last_pulls.add(_piece(cut.plan.slot_of(last).chunk, cut.heads_of(last), cut.plan.slot_of(last).rows))
         self._last_push = backward.plan.slots[-1].chunks[-1]
 
-    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
-        return self._epochs.begin(readers, owners)
+    @property
+    def pulls(self) -> Link:
+        return self
+
+    def begin(self, owners: Iterable[int] = ()) -> Turn:
+        return self._epochs.begin(owners)
 
     def address(self, word: Word) -> int:
         """Of three words: one that is always there, one for what nobody reads, one for gradients that have left."""
@@ -154,9 +157,6 @@ class Link:
         start = self._starts[chunk]
         k, v = (t[heads, start : start + rows] for t in self.memory.keys)
         return k, v
-
-    def own(self, half: int) -> Pair | None:
-        return None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         pushed = dict(by_chunk(self.keys, chunk, grads[0].shape[2]))

@@ -32,11 +32,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Ledger:
     """Bytes this process sent while the ledger was open, per destination rank, and per kind ("kv" or "grad").
 
-    pulled: bytes that it took out of the memory of other ranks, per kind and source; nobody sends these.
     """
 
     sent: dict[tuple[str, int], int] = field(default_factory=dict)
-    pulled: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def total(self, kind: str | None = None) -> int:
         return sum(n for (k, _), n in self.sent.items() if kind in (None, k))
@@ -63,12 +61,6 @@ def count_sent(kind: str, rank: int, count: int) -> None:
     """So many bytes leave for a rank."""
     for ledger in _open_ledgers:
         ledger.sent[kind, rank] = ledger.sent.get((kind, rank), 0) + count
-
-
-def count_pulled(kind: str, rank: int, count: int) -> None:
-    """So many bytes are taken from a rank."""
-    for ledger in _open_ledgers:
-        ledger.pulled[kind, rank] = ledger.pulled.get((kind, rank), 0) + count
 
 
 @dataclass(frozen=True, slots=True)

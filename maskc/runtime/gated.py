@@ -1,4 +1,4 @@
-"""The executors "gated" and "copy-then-attend" of a context-parallel call: keys of other ranks come out of their memory.
+"""The executors "gated" and "copy-then-attend" of a context-parallel call: owners write their keys to the memory of readers.
 
 Every rank of the group makes the same calls in the same order, forward and backward; nothing is said between them but the
 words of `maskc.runtime.protocol`, and no host waits for a GPU. What goes wrong is therefore seen late: log-sum-exp and the
@@ -13,23 +13,19 @@ from typing import TYPE_CHECKING, get_args
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
-from maskc.runtime.link import Link, link_of
+from maskc.runtime.link import BUFFERS, Link, link_of
 from maskc.runtime.localize import localized
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap import Executor, Overlapped
 from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.remember import derived
-from maskc.runtime.symmetric import Symmetric, room_of
+from maskc.runtime.symmetric import Symmetric, most_rows, room_of
 from maskc.runtime.transport import KeyShape
 
 if TYPE_CHECKING:
     from maskc.runtime.comm import Peer
     from maskc.runtime.executor import Call
-
-
-KEPT = 2
-"""Key buffers of a link, for models that use several masks in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ def direct(peer: Peer, plan: AttentionPlan, executor: str, k: Tensor, v: Tensor)
     link = link_of(peer, k.device)
     if isinstance(link, str):
         return link
-    link.reserve(peer, room_of(plan.keys, key_shape(k, v)))
+    link.reserve(peer, room_of(plan.keys, most_rows(plan), key_shape(k, v)))
     return Direct(link, next(known for known in get_args(Executor) if known == executor))
 
 
@@ -59,6 +55,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
         rank = rank_of(call, q, k, v)
         rank.holds = None
         out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
+        way.link.given |= dict.fromkeys(rank.plan.sources, rank.epoch)
         rank.holds = lse if call.plan.keep_keys else None
         return out, lse
 
@@ -77,6 +74,7 @@ def backward(
         kept, rank.holds = rank.holds is not None and _one_memory(rank.holds, lse), None
         local, how = local_mask(call, q, k), call.deterministic
         made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept)
+        way.link.given |= {} if kept else dict.fromkeys(rank.plan.sources, rank.epoch)
         rank.holds = lse if call.plan.keep_keys else None
         return made
 
@@ -102,9 +100,10 @@ def _way(call: Call) -> Direct:
     return call.direct
 
 
-def _order(call: Call, q: Tensor, k: Tensor) -> OverlapPlan:
-    masks = call.vectors.batch * call.vectors.heads
-    return visit_order(call.plan, call.peer.rank, call.part, (q.shape[2], k.shape[2]), masks)
+def _order(call: Call, q: Tensor, k: Tensor, rank: int | None = None) -> OverlapPlan:
+    """Of this rank, or of another."""
+    masks, rank = call.vectors.batch * call.vectors.heads, call.peer.rank if rank is None else rank
+    return visit_order(call.plan, rank, call.part, (q.shape[2], k.shape[2]), masks)
 
 
 def local_mask(call: Call, q: Tensor, k: Tensor) -> BoundaryVectors:
@@ -118,20 +117,22 @@ def rank_of(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Overlapped:
     assert call.direct is not None
     link, shape, order = call.direct.link, key_shape(k, v), _order(call, q, k)
     key = (call.plan.digest, call.part, shape, q.shape[2])
-    rank = link.ranks.pop(key, None)
+    rank, place = link.ranks.pop(key, (None, 0))
     if rank is None:
+        while len(link.ranks) >= BUFFERS:
+            link.ranks.pop(next(iter(link.ranks)))
+        place = min(set(range(BUFFERS)) - {at for _, at in link.ranks.values()})
+        link.await_given()
         rank = Overlapped(
             order,
             call.plan.keys,
             shape,
-            Symmetric(link, order, call.plan.keys, shape),
+            Symmetric(link, order, call.plan.keys, shape, place),
             link.queues,
             call.device,
-            readers=tuple(r for r, _ in order.lends),
+            readers={r: _order(call, q, k, r) for r, _ in order.lends},
             timeout=link.timeout,
             lasting=link.lasting,
         )
-    link.ranks[key] = rank
-    while len(link.ranks) > KEPT:
-        link.ranks.pop(next(iter(link.ranks)))
+    link.ranks[key] = rank, place  # the last one used comes last, on all ranks alike
     return rank

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, finalize, ref
@@ -23,16 +23,18 @@ from weakref import WeakKeyDictionary, finalize, ref
 import torch
 from torch import Tensor
 
+from maskc.codegen.spec import GATE_SLOTS
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm
 from maskc.runtime.comm import Peer
+from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
-from maskc.runtime.protocol import HALVES, Epochs, Kind, Word, last_value
+from maskc.runtime.protocol import Epochs, Kind, Word, last_value
 from maskc.runtime.transport import CudaQueues, HostQueues, Queues, read_word, write_word
 from maskc.runtime.watch import Watch
 
 Made = TypeVar("Made")
-KINDS: tuple[Kind, ...] = ("ready", "done", "sent", "free")
+KINDS: tuple[Kind, ...] = ("open", "gave", "sent", "free")
 """Words between ranks."""
 ALIGNMENT = 512
 LONGEST = 4000.0
@@ -45,23 +47,36 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+BUFFERS = 2
+"""Key buffers of a rank, for models that use several masks in turn."""
+PIECES = 2 * GATE_SLOTS
+"""Words in a rank's memory, for the pieces of either direction."""
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes in the memory of each rank: a half of its source buffer, and the staging of one reader."""
+    """Bytes in the memory of each rank, behind the words of pieces: of a key buffer, and of the staging of one reader."""
 
-    half: int
+    buffer: int
     region: int
 
+    def buffer_at(self, place: int) -> int:
+        return aligned(4 * PIECES) + place * self.buffer
+
+    def region_at(self, reader: int) -> int:
+        return self.buffer_at(BUFFERS) + reader * self.region
+
     def total(self, world: int) -> int:
-        return HALVES * self.half + world * self.region
+        return self.region_at(world)
 
     def holds(self, other: Room) -> bool:
-        return self.half >= other.half and self.region >= other.region
+        return self.buffer >= other.buffer and self.region >= other.region
 
     def grown(self, other: Room) -> Room:
         """At least both, with something to spare."""
         wanted = (
-            max(a, aligned(int(b * GROWTH))) if b > a else a for a, b in ((self.half, other.half), (self.region, other.region))
+            max(a, aligned(int(b * GROWTH))) if b > a else a
+            for a, b in ((self.buffer, other.buffer), (self.region, other.region))
         )
         return Room(*wanted)
 
@@ -69,7 +84,8 @@ class Room:
 class Link:
     """Made by `link_of`; used by one call of the group after another. It does not know the group, with which it goes.
 
-    memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans. epochs: of the calls.
+    memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans, and which key buffers
+    these have. epochs: of the calls. given: of every rank that has given keys to this one, the last epoch in which it did.
     timeout: seconds of one wait. told: this rank has raised M721 for it.
     """
 
@@ -78,14 +94,15 @@ class Link:
         self.epochs = Epochs()
         self.room = Room(0, 0)
         self.memory: tuple[Tensor, ...] = ()
-        self.ranks: dict[Hashable, Overlapped] = {}
+        self.ranks: dict[Hashable, tuple[Overlapped, int]] = {}
+        self.given: dict[int, int] = {}
         self.told = False
         self.queues: Queues = CudaQueues(device) if device.type == "cuda" else HostQueues(seconds=timeout)
         self._words, self._entering = words, threading.RLock()
         self._keeps: object = None
         if device.type == "cuda":
             _register(words)
-        self.lasting = Lasting.of(device)
+        self.lasting = replace(Lasting.of(device), failed=words.word(self._failed(self.rank) - words.address))
         self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0)
 
     def address(self, word: Word) -> int:
@@ -93,6 +110,21 @@ class Link:
         world = self.world
         at = (KINDS.index(word.kind) * world + word.holder) * world + word.by
         return self._words.address + 4 * at
+
+    def flags(self, rank: int) -> Tensor:
+        """int32, the words of the pieces of a rank's key buffers."""
+        return self.memory[rank][: 4 * PIECES].view(torch.int32)
+
+    def await_given(self) -> None:
+        """The current stream goes on once all keys given to this rank so far are there.
+
+        No kernel has waited for pieces that no row sees. So a buffer needs this before it serves another plan, in which its
+        parts belong to other ranks, whose copies are not behind those.
+        """
+        words = [StreamWord(True, self.address(Word("gave", self.rank, r)), e & 0xFFFFFFFF) for r, e in self.given.items()]
+        if words:
+            self.queues.on("compute")
+            self.queues.words("compute", words)
 
     def release(self, epoch: int) -> None:
         """End every wait of this rank for a word of up to this epoch."""
@@ -138,10 +170,15 @@ class Link:
         return f"a kernel ended its wait for slot {found}" if found else ""
 
     def _stop(self) -> None:
-        """End every wait: of kernels and of streams."""
-        if not read_word(self.lasting.failed.data_ptr()):
-            write_word(self.lasting.failed.data_ptr(), STOPPED)
+        """End every wait: of kernels and of streams.
+
+        The kernels of all ranks, before the streams of this one: those go on to write into the buffers of others, whose
+        results must be known to be useless then.
+        """
         self.give_up()
+        for rank in range(self.world):
+            if not read_word(self._failed(rank)):
+                write_word(self._failed(rank), STOPPED)
         self.release(self.epochs.epoch)
 
     @property
@@ -167,13 +204,18 @@ class Link:
             raise error("M723", made)
         self.memory, self._keeps = made
         self.room = grown
+        self.lasting = replace(self.lasting, flags=self.flags(self.rank))
 
     def _broken(self, rank: int) -> int:
         return self._words.address + 4 * (len(KINDS) * self.world**2 + rank)
 
+    def _failed(self, rank: int) -> int:
+        """Of the word that kernels of a rank look at while they wait, `Lasting.failed`."""
+        return self._broken(self.world + rank)
+
 
 def words_size(world: int) -> int:
-    return 4 * (len(KINDS) * world**2 + world)
+    return 4 * (len(KINDS) * world**2 + 2 * world)
 
 
 # ---------------------------------------------------------------- one link per group
@@ -266,6 +308,10 @@ class SharedFile:
             mapped = mmap.mmap(f.fileno(), size)
         return cls(mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped)), size)
 
+    def word(self, at: int) -> Tensor:
+        """int32 [1], so many bytes into it."""
+        return torch.frombuffer(self.mapped, dtype=torch.int32, count=1, offset=at)
+
 
 def shared_file(peer: Peer, device: torch.device, size: int) -> SharedFile | str:
     """A file of zeros that every rank maps, or why not. All ranks enter; its name is gone when they leave."""
@@ -334,12 +380,12 @@ def _proven(peer: Peer, device: torch.device, memory: Sequence[Tensor]) -> str:
     """ "" if every rank reads from every other what that one wrote. All ranks enter."""
 
     def write() -> None:
-        memory[peer.rank][:8].fill_((peer.rank + 1) % 256)
+        memory[peer.rank][-8:].fill_((peer.rank + 1) % 256)
         torch.cuda.synchronize(device)
 
     def read() -> None:
         for r, theirs in enumerate(memory):
-            if theirs[:8].tolist() != [(r + 1) % 256] * 8:
+            if theirs[-8:].tolist() != [(r + 1) % 256] * 8:
                 raise RuntimeError(f"rank {peer.rank} does not read what rank {r} wrote")
 
     _, reason = _tried(write)

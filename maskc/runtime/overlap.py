@@ -24,20 +24,18 @@ import torch
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.exchange import FILL_READERS
 from maskc.diagnostics import error
 from maskc.runtime import exchange, hopper
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_kernels import Gradients, InPlace, KeyBuffer, Lasting, Whole, backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut
-from maskc.runtime.overlap_sum import lent_runs, over_splits
+from maskc.runtime.overlap_sum import over_splits
 from maskc.runtime.protocol import (
-    PARTS,
     Attend,
     Begin,
     End,
-    Fill,
+    Give,
     Operation,
     Pull,
     Push,
@@ -51,9 +49,7 @@ from maskc.runtime.protocol import (
     Word,
     backward_steps,
     call_steps,
-    part_heads,
     regrouped,
-    told,
 )
 from maskc.runtime.transport import Pair, head_major, read_word, write_word
 
@@ -66,21 +62,12 @@ SUM_PROCESSORS = 4
 """Multiprocessors that a gated backward leaves free where the query heads of a key head are dealt to several CTAs: their parts of
 the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends. None where copies take
 so little time that work is done as without them: pieces are then complete near the end anyway."""
-OFFER_CTAS, FEWER_OFFER_CTAS = 32, 16
-"""CTAs that copy own keys for others while the attention kernel starts on the other multiprocessors: together some times as
-fast as a link, so that only the first part is waited for. Fewer where the copies of keys end long before the kernel: they take
-less from attention, and that the first copy begins later does not show."""
-
-__all__ = ["COPY_CTAS", "OFFER_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
+__all__ = ["COPY_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
 
 
 class Overlapped(KeyBuffer):
     """One rank of overlapped attention over one plan: its key buffer, used by one call after another."""
-
-    @cached_property
-    def _lent(self) -> tuple[exchange.Run, ...]:
-        return lent_runs(self.plan, self.layout)
 
     @cached_property
     def _copies(self) -> dict[tuple[Cut, int], tuple[Tensor, Tensor]]:
@@ -106,11 +93,10 @@ class Overlapped(KeyBuffer):
         attend = partial(self.attend, local, q, scale, gated=gated, own=own, leave=_left_free(executor))
         variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
         self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
-        turn = self.transport.begin(self.readers)
+        turn = self.transport.begin()
         cut = self.forward_cut
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead)
-        by = PARTS, self.transport.by_parts
-        out, lse = self._enqueue(call_steps(cut.plan, self.readers, turn, cut.groups, *by), turn, call, attend)
+        out, lse = self._enqueue(call_steps(cut.plan, turn, cut.groups, self.gifts[0]), turn, call, attend)
         if q.device.type == "cuda" and lse.numel():
             exchange.spoil((lse,), self.words.failed.data_ptr())
         return out, lse
@@ -165,13 +151,12 @@ class Overlapped(KeyBuffer):
             _ = self.sums.table
 
         self._prepare(local, variant, partial(attend, there=True), tables, executor)
-        readers = self.readers if gather else None
-        turn = self.transport.begin(readers, dict.fromkeys(s.source for s in self.plan.pulls))
+        turn = self.transport.begin(dict.fromkeys(s.source for s in self.plan.pulls))
         cut = self.backward_cut
-        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), self._added(own, whole, turn.epoch))
-        by = PARTS, self.transport.by_parts
+        added = self._added(own, whole, turn.epoch)
+        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), added, gather)
         how = gather, cut.together, self.transport.one_engine, whole is not None
-        steps = backward_steps(cut.plan, self.readers, turn, cut.groups, *how, *by)
+        steps = backward_steps(cut.plan, turn, cut.groups, self.gifts[1], *how)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
         return made.dq, dk, dv
 
@@ -230,7 +215,7 @@ class Overlapped(KeyBuffer):
         _refuse_capture(self.device)
         if self.plan.rows and local.nq:
             tables()
-        if executor == "sm-copy":
+        if executor == "sm-copy" and self.transport.pulls is not None:
             for cut, half in product((self.forward_cut, self.backward_cut), range(2)):
                 self._copy_table(cut, half)
         warm = (self.device, executor == "copy-then-attend", *variant)
@@ -245,7 +230,7 @@ class Overlapped(KeyBuffer):
         self.epoch = turn.epoch
         self.queues.on("compute")
         result: Result | None = None
-        for stream, run in groupby(regrouped(steps) if call.executor == "sm-copy" else steps, itemgetter(0)):
+        for stream, run in groupby(regrouped(steps) if self._by_kernel(call) else steps, itemgetter(0)):
             with self.queues.on(stream):
                 for words, some in groupby((op for _, op in run), lambda op: isinstance(op, Wait | Put)):
                     if words:
@@ -259,14 +244,13 @@ class Overlapped(KeyBuffer):
 
     def _say(self, stream: Stream, operations: Iterable[Operation], call: _Call, result: object) -> None:
         """Enqueue waits and words that follow each other, in one operation of their stream."""
-        copied = call.executor == "sm-copy" and self.device.type == "cuda"  # a kernel tells of its copies, too
+        copied = self._by_kernel(call)  # which tells of its copies, too
         sums: list[StreamWord] = []  # over CTAs, on a stream of their own
         words: list[StreamWord] = []
         for op in operations:
             assert isinstance(op, Wait | Put)
-            by_kernel = (copied and op.word.kind == "flag") or (self.offers_by_kernel and op.word.kind == "ready")
             waits = isinstance(op, Wait)
-            if waits or not by_kernel:
+            if waits or not (copied and op.word.kind == "flag"):
                 apart = waits and op.word.kind == "finished" and _in_parts(result)
                 (sums if apart else words).append(StreamWord(waits, self.address(call.cut, op.word), op.epoch & 0xFFFFFFFF))
         if sums:
@@ -278,35 +262,28 @@ class Overlapped(KeyBuffer):
         self, stream: Stream, op: Operation, turn: Turn, call: _Call, attend: Callable[[], Result], result: Result | None
     ) -> Result | None:
         """Enqueue one operation; torch's current stream is its stream."""
-        queues, by_kernel = self.queues, call.executor == "sm-copy" and self.device.type == "cuda"
+        queues = self.queues
         match op:
             case Wait() | Put():
                 raise AssertionError(f"{op}: words go with those beside them, see `_say`")
             case Begin():
                 queues.follow(stream, "compute")
-                if stream not in self._kept_on:
+                if self.transport.gives is None and stream not in self._kept_on:
                     queues.keep(stream, (self.keys, self.values))
                     self._kept_on.add(stream)
-            case Fill(half, epoch, part):
-                if not self.offers_by_kernel:
-                    self.offer_part(half, call.k, call.v, part)
-                    queues.put(stream, self.words.offered.data_ptr(), epoch)
-                elif part == 0:
-                    hidden = call.grads is not None or not self.copies_outlast
-                    self.offer(half, call.k, call.v, epoch, FEWER_OFFER_CTAS if hidden else OFFER_CTAS)
             case Settle():
                 self.settle(call.k, call.v, call.settled)
+            case Give(reader, piece, _):
+                self.give(call.cut, reader, piece, call.own, call.executor == "sm-copy")
             case Pull(piece, _, half, _):
-                if not by_kernel:
+                if not self._by_kernel(call):
                     self.pull(call.cut, piece, half)
                 elif piece == self.plan.own:
                     self._copy_by_kernel(call.cut, half)
             case Attend():
                 if call.executor == "copy-then-attend":
-                    queues.follow("compute", "copy")
+                    self._await_keys(call)
                 made = attend()
-                if self.readers:
-                    queues.follow("compute", "offer")  # what comes next may write to own keys
                 if call.executor == "copy-then-attend":
                     queues.follow("send", "compute")
                     self._report()
@@ -315,7 +292,7 @@ class Overlapped(KeyBuffer):
                 assert isinstance(result, Gradients)
                 self.push(call.cut, piece, result, groups)
             case End(after):
-                queues.follow("compute", after)
+                queues.follow(stream, after)
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None
@@ -324,10 +301,29 @@ class Overlapped(KeyBuffer):
                 assert_never(op)
         return None
 
+    def _by_kernel(self, call: _Call) -> bool:
+        """Whether one kernel makes all copies of keys."""
+        return call.executor == "sm-copy" and self.device.type == "cuda" and self.transport.pulls is not None
+
+    def _await_keys(self, call: _Call) -> None:
+        """The compute stream goes on once all keys of the call are there."""
+        if self.transport.gives is None:
+            self.queues.follow("compute", "copy")
+        elif call.gather:
+            gave = (self.address(call.cut, Word("gave", self.plan.rank, source)) for source in self.plan.sources)
+            self.queues.words("compute", [StreamWord(True, at, self.epoch & 0xFFFFFFFF) for at in gave])
+
+    def give(self, cut: Cut, reader: int, piece: int, own: Pair, by_kernel: bool = False) -> None:
+        """Enqueue the copy of own keys to a piece of a reader's buffer on torch's current stream. cut: of this rank's call."""
+        giving, theirs = self.transport.gives, self.cuts_of_readers[reader][cut is self.backward_cut]
+        assert giving is not None
+        giving.give(reader, theirs, piece, own, by_kernel)
+
     def pull(self, cut: Cut, piece: int, half: int) -> None:
         """Enqueue the copy of a piece on torch's current stream."""
-        at = cut.plan.slot_of(piece)
-        self.transport.pull(at.source, half, at.chunk, cut.heads_of(piece), self._place(cut, piece))
+        at, pulling = cut.plan.slot_of(piece), self.transport.pulls
+        assert pulling is not None
+        pulling.pull(at.source, half, at.chunk, cut.heads_of(piece), self._place(cut, piece))
 
     def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream, which is "send"."""
@@ -352,26 +348,6 @@ class Overlapped(KeyBuffer):
             return None
         return exchange.Added(whole.added, epoch, own.block, own.block_kv, self.plan.rows)
 
-    @cached_property
-    def offers_by_kernel(self) -> bool:
-        """Whether one kernel copies own keys to where other ranks copy them from, and tells of its start and of each part."""
-        few = 0 < len(self.readers) <= FILL_READERS
-        return self.device.type == "cuda" and few and self.transport.own(0) is not None
-
-    def offer(self, half: int, k: Tensor, v: Tensor, epoch: int, ctas: int) -> None:
-        """Enqueue that kernel, of so many CTAs, on torch's current stream."""
-        readable, rank = self.transport.own(half), self.plan.rank
-        assert readable is not None
-        ready = tuple(self.transport.address(Word("ready", r, rank)) for r in self.readers)
-        offer = exchange.Offer(self.words.offered.data_ptr(), epoch, PARTS, told(epoch, 1), ready)
-        exchange.fill((hopper.addressable(k), hopper.addressable(v)), readable, self._lent, ctas, offer)
-
-    def offer_part(self, half: int, k: Tensor, v: Tensor, part: int) -> None:
-        """The same for a part, without telling of it."""
-        readable, heads = self.transport.own(half), part_heads(part, self.shape.heads)
-        if readable is not None and heads.start < heads.stop:
-            _laid((k[:, :, heads], v[:, :, heads]), (readable[0][heads], readable[1][heads]), self._lent)
-
     def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
         """Own keys to their places in the buffer; all that the rank sees, or some."""
         _laid((k, v), (self.keys, self.values), self._runs if runs is None else runs)
@@ -388,9 +364,11 @@ class Overlapped(KeyBuffer):
         """(copies of K and V of each head of each piece, numbers of their words)."""
         if (cut, half) not in self._copies:
             pairs: list[tuple[Tensor, Tensor]] = []
+            pulling = self.transport.pulls
+            assert pulling is not None
             for piece in cut.pieces:
                 at = cut.plan.slot_of(piece)
-                there = self.transport.readable(at.source, half, at.chunk, cut.heads_of(piece), at.rows)
+                there = pulling.readable(at.source, half, at.chunk, cut.heads_of(piece), at.rows)
                 for into, source in zip(self._place(cut, piece), there, strict=True):
                     pairs += zip(into, source, strict=True)
             numbers = torch.tensor([cut.first + piece for piece in cut.pieces], dtype=torch.int32).to(self.device)
@@ -398,9 +376,9 @@ class Overlapped(KeyBuffer):
         return self._copies[cut, half]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Call:
-    """What steps of a call need. settled: own keys that the kernel reads in the buffer."""
+    """What steps of a call need. settled: own keys that the kernel reads in the buffer. gather: keys are copied."""
 
     executor: Executor
     cut: Cut
@@ -409,6 +387,12 @@ class _Call:
     settled: Sequence[exchange.Run]
     grads: Pair | None = None
     added: exchange.Added | None = None
+    gather: bool = True
+
+    @cached_property
+    def own(self) -> Pair:
+        """Keys and values as copy engines and kernels can read them."""
+        return (hopper.addressable(self.k), hopper.addressable(self.v)) if self.k.device.type == "cuda" else (self.k, self.v)
 
 
 _warm: set[tuple[object, ...]] = set()
@@ -435,10 +419,10 @@ def _laid(own: Pair, into: Pair, runs: Sequence[exchange.Run]) -> None:
     """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], with the whole machine."""
     if not runs:
         return
-    if own[0].device.type == "cuda":
+    if own[0].device.type == "cuda" and into[0][0].is_contiguous():
         ctas = hopper.multiprocessors(own[0].device)
         exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, runs, ctas)
         return
     for t, to in zip(own, into, strict=True):
         for start, rows in runs:
-            to[:, start : start + rows.stop - rows.start] = head_major(t[:, rows])
+            to[:, start : start + rows.stop - rows.start].copy_(head_major(t[:, rows]))

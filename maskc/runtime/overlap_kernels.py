@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple, TypeVar
@@ -20,13 +20,13 @@ from maskc.runtime.exchange import Run, lent_table
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
-from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_pieces, copies_outlast
+from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
 from maskc.runtime.overlap_sum import GradientSum, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
-from maskc.runtime.protocol import PARTS, Word, told
+from maskc.runtime.protocol import PARTS, Gift, Word, gifts, told
 from maskc.runtime.remember import remembered
-from maskc.runtime.transport import HostQueues, KeyShape, Pair, Queues, Transport, head_major
+from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major
 
 Spec = TypeVar("Spec", KernelSpec, BackwardSpec)
 TICK = 1024e-9
@@ -41,8 +41,7 @@ class Lasting:
 
     flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
     backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
-    no row sees are counted before their keys are there. offered: the epoch of the last kernel that offers own keys, and
-    counts of its CTAs, zero between kernels. came: parts of the gradients of own keys that readers have sent, of all epochs.
+    no row sees are counted before their keys are there. came: parts of the gradients of own keys that readers have sent, of all epochs.
     failed: in host memory, not zero once somebody gave up waiting.
     """
 
@@ -50,7 +49,6 @@ class Lasting:
     finished: Tensor
     counts: Tensor
     copied: Tensor
-    offered: Tensor
     came: Tensor
     failed: Tensor
 
@@ -59,9 +57,8 @@ class Lasting:
         """Zeros; the device's are there for every stream once the current stream of the device is."""
         flags, finished, counts, copied = torch.zeros(4, max(1, words), dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32)
-        offered = torch.zeros(2 + PARTS, dtype=torch.int32, device=device)
         came = torch.zeros(LENDERS, dtype=torch.int32, device=device)
-        return cls(flags, finished, counts, copied, offered, came, failed.pin_memory() if device.type == "cuda" else failed)
+        return cls(flags, finished, counts, copied, came, failed.pin_memory() if device.type == "cuda" else failed)
 
 
 class Gradients(NamedTuple):
@@ -106,11 +103,10 @@ NOWHERE = 1 << 30
 class KeyBuffer:
     """The key buffer of one rank and plan; see `Overlapped`, which fills it.
 
-    plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: ranks that copy from this one.
+    plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: the plans of ranks that this one gives keys.
     timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
     rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
-    allows. Neither changes a result, and ranks may differ in them. copies_outlast: the copies of a forward take longer than
-    its kernel, by these rates. holds: the log-sum-exp of the call whose keys lie in the buffer, where its owner says so.
+    allows. Neither changes a result; ranks that give each other keys have the same. holds: the log-sum-exp of the call whose keys lie in the buffer, where its owner says so.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -125,7 +121,7 @@ class KeyBuffer:
         queues: Queues,
         device: torch.device,
         *,
-        readers: Sequence[int] = (),
+        readers: Mapping[int, OverlapPlan] | None = None,
         timeout: float = 10.0,
         lasting: Lasting | None = None,
         rate: float = DEFAULT_MACHINE.intra,
@@ -134,21 +130,16 @@ class KeyBuffer:
         _check(plan, keys, timeout)
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
-        self.readers = tuple(readers)
         self.holds: Tensor | None = None
-        row_bytes = max(1, shape.batch) * shape.heads * shape.dim_k * shape.dtype.itemsize
-        speed, self.copies_outlast = None, False
-        if device.type == "cuda":
-            speed = Speed.of(shape.dim_k + shape.dim_v, shape.batch, hopper.multiprocessors(device))
-            self.copies_outlast = copies_outlast(plan, 2 * row_bytes / rate, speed)
-        joining = keys if transport.joins else None
-        known = None if transport.by_parts else speed  # heads that become readable in turn are not waited for together
-        self.forward_cut = self._cut(choose_pieces(plan, joining, shape.heads, row_bytes, rate, known), groups)
-        back = self._cut(choose_backward_pieces(plan, keys, shape.heads, row_bytes, rate, known), groups)
-        together = _together(back.plan, back.groups, shape.batch)
-        self.backward_cut = replace(back, together=together, first=self.forward_cut.words)
-        self.words = lasting or Lasting.of(device, self.forward_cut.words + back.words)
-        self.keys, self.values = shape.empty(plan.rows, device)
+        self.forward_cut, self.backward_cut = self._cuts(plan, groups)
+        self.cuts_of_readers = {reader: self._cuts(theirs, groups) for reader, theirs in (readers or {}).items()}
+        lasting = lasting or Lasting.of(device, self.forward_cut.words + self.backward_cut.words)
+        if (giving := transport.gives) is None:
+            self.words, (self.keys, self.values) = lasting, shape.empty(plan.rows, device)
+        else:
+            self.words, (self.keys, self.values) = lasting, giving.buffer(plan.rank, plan.rows)
+            for t in (self.keys, self.values):
+                t.zero_()  # what is never copied must be finite
         self._runs = own_runs(plan, keys)
         self._places: dict[int, Pair] = {}
         self._whole: dict[tuple[int, int, bool], tuple[tuple[Tensor, Tensor], Tensor]] = {}
@@ -157,13 +148,43 @@ class KeyBuffer:
     def sums(self) -> GradientSum:
         return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
-    def _cut(self, chosen: tuple[int, int], groups: int | None) -> Cut:
-        plan = joined(self.plan, self.layout, chosen[1]) if self.transport.joins else self.plan
+    def _cuts(self, plan: OverlapPlan, groups: int | None) -> tuple[Cut, Cut]:
+        """How calls forward and backward cut a rank's keys. Given keys: by what all ranks know, for owners must come to the same."""
+        shape, rate, heads = self.shape, self.rate, self.shape.heads
+        head_bytes = shape.dim_k * shape.dtype.itemsize
+        row_bytes = shape.batch * heads * head_bytes
+        if self.transport.gives is not None:
+            chosen = choose_given(plan, self.layout, heads, row_bytes, rate, head_bytes)
+        else:
+            on_gpu, joining = self.device.type == "cuda", self.layout if self.transport.joins else None
+            speed = Speed.of(shape.dim_k + shape.dim_v, shape.batch, hopper.multiprocessors(self.device)) if on_gpu else None
+            chosen = (
+                choose_pieces(plan, joining, heads, row_bytes, rate, speed),
+                choose_backward_pieces(plan, self.layout, heads, row_bytes, rate, speed),
+            )
+        forward, back = (self._cut(plan, c, groups) for c in chosen)
+        return forward, replace(back, together=_together(back.plan, back.groups, shape.batch), first=forward.words)
+
+    def _cut(self, plan: OverlapPlan, chosen: tuple[int, int], groups: int | None) -> Cut:
+        plan = joined(plan, self.layout, chosen[1]) if self.transport.joins else plan
         cut = Cut(plan, groups or chosen[0], self.shape.heads)
         if cut.words > GATE_SLOTS:
             what = f"{len(plan.slots)} key chunks in {cut.groups} groups of heads"
             raise error("M722", f"{what}; a gated kernel tells {GATE_SLOTS} pieces apart", None, "larger chunks")
         return cut
+
+    @cached_property
+    def gifts(self) -> tuple[tuple[Gift, ...] | None, tuple[Gift, ...] | None]:
+        """What this rank gives in a call forward and backward; None where keys are pulled."""
+        if self.transport.gives is None:
+            return None, None
+        forward, backward = (
+            gifts(
+                {r: (cuts[i].plan, cuts[i].groups) for r, cuts in self.cuts_of_readers.items()}, self.plan.rank, self.layout.world
+            )
+            for i in range(2)
+        )
+        return forward, backward
 
     # ---- kernels
 
@@ -312,8 +333,9 @@ class KeyBuffer:
     def address(self, cut: Cut, word: Word) -> int:
         """Of a word, in a call that cuts keys like this."""
         match word.kind:
-            case "offered":
-                return self.words.offered.data_ptr()
+            case "flag" if word.holder != self.plan.rank:
+                theirs = self.cuts_of_readers[word.holder][cut is self.backward_cut]
+                return self._flags_of[word.holder] + 4 * (theirs.first + word.by)
             case "flag":
                 return self.words.flags.data_ptr() + 4 * (cut.first + word.by)
             case "came":
@@ -323,6 +345,12 @@ class KeyBuffer:
                 return self.words.finished.data_ptr() + 4 * (cut.first + word.by)
             case _:
                 return self.transport.address(word)
+
+    @cached_property
+    def _flags_of(self) -> dict[int, int]:
+        """Address of the first flag of each reader."""
+        giving = self.transport.gives
+        return {} if giving is None else {r: giving.flags(r).data_ptr() for r in self.cuts_of_readers}
 
     # ---- tables, and what kernels do on the host
 
@@ -381,7 +409,7 @@ class KeyBuffer:
     def _host_gate(self, cut: Cut, there: bool) -> None:
         if not there:
             for piece in cut.pieces:
-                HostQueues().wait("compute", self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
+                self.queues.wait("compute", self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
 
 
 def _together(plan: OverlapPlan, groups: int, batch: int) -> int:

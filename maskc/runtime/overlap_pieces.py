@@ -16,8 +16,11 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_plan import OverlapPlan, joined
 
-PIECE_SECONDS, MOST_PIECES = 30e-6, 256
-"""That a copy of K takes at least, and how many pieces there are at most."""
+PIECE_SECONDS, BACKWARD_PIECE_SECONDS, MOST_PIECES = 30e-6, 20e-6, 256
+"""That a copy of K takes at least, forward and for given keys backward, and how many pieces there are at most."""
+LINE_BYTES = 1024
+"""Of what lies behind each other in a row of given keys: a copy engine writes shorter lines to another GPU at less than 0.9 of
+its rate."""
 COPY_SECONDS, FLAG_SECONDS = 3e-6, 4e-6
 """That a piece takes besides its bytes: each operation of a copy engine (K and V of one head are one), and its flag."""
 FORWARD_SPEED = 750e12
@@ -106,12 +109,6 @@ def expected_end(plan: OverlapPlan, groups: int, row_seconds: float, piece_secon
     return float(max(ends.max(), groups * each.sum()))
 
 
-def copies_outlast(plan: OverlapPlan, row_seconds: float, speed: Speed) -> bool:
-    """Whether the copies of a forward take longer than its kernel. row_seconds: that a row of K and V takes on the link."""
-    copies = sum(s.rows for s in plan.pulls) * row_seconds
-    return copies > sum(w.cells for w in plan.work) * speed.cell / speed.processors
-
-
 def choose_backward_pieces(
     plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float, speed: Speed | None = None
 ) -> tuple[int, int]:
@@ -143,11 +140,28 @@ def backward_end(pieces: int, keys: float, gradients: float, attention: float) -
     return max(attention + leaving, keys / pieces + each + pieces * leaving, keys + pieces * each + gradients)
 
 
-def _least_bytes(plan: OverlapPlan, row_bytes: int, rate: float) -> float:
+def _least_bytes(plan: OverlapPlan, row_bytes: int, rate: float, seconds: float = PIECE_SECONDS) -> float:
     """Of K that a piece has at least."""
-    return max(rate * PIECE_SECONDS, sum(s.rows for s in plan.pulls) * row_bytes / MOST_PIECES)
+    return max(rate * seconds, sum(s.rows for s in plan.pulls) * row_bytes / MOST_PIECES)
 
 
 def _possible_groups(plan: OverlapPlan, heads: int, row_bytes: int, least: float) -> Sequence[int]:
     total = sum(s.rows for s in plan.pulls) * row_bytes
     return [1, *(g for g in range(2, heads + 1) if heads % g == 0 and total / g >= least)]
+
+
+def choose_given(
+    plan: OverlapPlan, keys: Layout, heads: int, row_bytes: int, rate: float, head_bytes: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The same for given keys, (forward, backward), from the plan alone: owner and reader come to the same.
+
+    head_bytes: of a row of a head of K.
+    """
+    lines = [g for g in range(1, heads + 1) if g == 1 or heads // g * head_bytes >= LINE_BYTES]
+    chosen = []
+    for seconds, enough in ((PIECE_SECONDS, MOST_PIECES), (BACKWARD_PIECE_SECONDS, ENOUGH_PIECES)):
+        least = _least_bytes(plan, row_bytes, rate, seconds)
+        possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least) if g in lines]
+        found = (c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= enough)
+        chosen.append(next(found, possible[-1]))
+    return chosen[0], chosen[1]

@@ -44,11 +44,6 @@ def own_runs(plan: OverlapPlan, keys: Layout) -> tuple[exchange.Run, ...]:
     return _neighbours_joined((c.slot.start, c.rows) for c in own_chunks(plan, keys) if c.slot is not None)
 
 
-def lent_runs(plan: OverlapPlan, keys: Layout) -> tuple[exchange.Run, ...]:
-    """(place in the source buffer, rows of the rank's tensors) of own chunks that other ranks read, neighbours joined."""
-    return _neighbours_joined((c.rows.start, c.rows) for c in own_chunks(plan, keys) if c.readers)
-
-
 def _neighbours_joined(runs: Iterable[exchange.Run]) -> tuple[exchange.Run, ...]:
     out: list[exchange.Run] = []
     for place, rows in runs:

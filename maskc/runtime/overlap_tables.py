@@ -40,7 +40,7 @@ FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), (0.5, 0.0, 0.3, 0.7, 1.0)
 """What is tried then, see `Planned.order`; the first of them is taken where items are many."""
 FORWARD_RATE, BACKWARD_RATE = 950e12, 750e12
 """FLOP/s of the planned clock, more than kernels reach: a kernel that is ahead of the plan waits, one behind it does not."""
-LATE, OFFER_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
+LATE, START_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 LITTLE = 0.025
 """Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
@@ -216,7 +216,7 @@ def _on(device: torch.device, *tables: NDArray[np.uint32]) -> tuple[Tensor, ...]
 
 def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: float, latency: float) -> tuple[float, ...]:
     """Seconds after which each piece is expected: own at once, others one after another over one link."""
-    out, clock = [], latency + OFFER_SECONDS
+    out, clock = [], latency + START_SECONDS
     for _ in range(groups):
         for i, slot in enumerate(plan.slots):
             foreign = i >= plan.own

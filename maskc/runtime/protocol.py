@@ -1,14 +1,18 @@
 """What the queues of a rank do in one overlapped call, as data: executors enqueue it, tests explore its interleavings.
 
+Keys come in one of two ways. Between GPUs their owner *gives* them: its copy engine writes own keys and values, as they
+lie in its tensors, into the key buffer of each reader. From memory that nobody computes in, a reader *pulls* them.
+
 Ranks agree through 32-bit words that only grow; nothing is ever reset. An epoch is one call, and every rank counts every
 call of a link:
 
-    offered[rank][rank]     the kernel that fills the source buffer has its place on the machine
-    ready[reader][source]   so many parts of the source's keys can be read, of all epochs: PARTS a call
-    done[source][reader]    the reader has copied what it needs of this epoch
+    open[owner][reader]     given keys: the reader's key buffer may be written
+    gave[reader][owner]     given keys: all of this epoch are there
+    ready[reader][source]   pulled keys: the source's can be read
+    done[source][reader]    pulled keys: the reader has copied what it needs of this epoch
     flag[rank][piece]       the piece of this epoch lies in the rank's key buffer
     finished[rank][piece]   backward: the kernel has written the last gradient of the piece
-    sent[owner][reader]     backward: so many parts of the reader's gradients lie in the owner's staging, as in "ready"
+    sent[owner][reader]     backward: so many parts of the reader's gradients lie in the owner's staging: PARTS a call
     came[owner][reader]     backward: the same, where the owner's kernel looks
     free[reader][owner]     backward: the owner has added them up, the staging may be written again
 
@@ -16,15 +20,14 @@ A piece is what one copy brings: a group of heads of a key chunk. All chunks of 
 on these heads can start when a part of all keys is there, however much of them a row sees. A part is what a rank tells of
 at a time: as nearly as heads allow an eighth of them (PARTS), of all chunks, the first heads first.
 
-Own keys are copied for others beside the attention kernel, by a few CTAs. That kernel takes every multiprocessor and
-waits for others in turn, so it starts once those CTAs are on the machine: else both sides of a pair might wait for ever.
-Own keys lie in one of two halves of the source buffer by turns, so a rank waits for its readers two calls late. Of every
-pair of ranks each signals before it waits, whatever the number of hardware queues.
+A key buffer may be written once all that its rank enqueued before the call is complete, and own keys may be overwritten
+once all readers have them, so a call ends no sooner. Of every pair of ranks each signals before it waits, whatever the
+number of hardware queues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
@@ -33,11 +36,11 @@ from maskc.codegen.spec_bwd import GRAD_PARTS
 from maskc.runtime.overlap_plan import OverlapPlan
 
 HALVES = 2
-"""Epochs whose keys lie in a source buffer at a time."""
+"""Epochs whose keys lie in memory that readers pull from at a time."""
 PARTS = GRAD_PARTS
-"""Of all heads, in which keys become ready and gradients are sent."""
-Stream: TypeAlias = Literal["compute", "offer", "copy", "send", "sum"]
-Kind: TypeAlias = Literal["offered", "ready", "done", "flag", "finished", "sent", "came", "free"]
+"""Of all heads, in which gradients are sent."""
+Stream: TypeAlias = Literal["compute", "copy", "send", "sum"]
+Kind: TypeAlias = Literal["open", "gave", "ready", "done", "flag", "finished", "sent", "came", "free"]
 
 
 class Word(NamedTuple):
@@ -49,18 +52,13 @@ class Word(NamedTuple):
 
 
 def told(epoch: int, parts: int, of: int = PARTS) -> int:
-    """What a word that counts parts ("ready", "sent", "came") says when so many of an epoch's are there."""
+    """What a word that counts parts ("sent", "came") says when so many of an epoch's are there."""
     return (epoch - 1) * of + parts
 
 
 def last_value(kind: Kind, epoch: int) -> int:
     """What a word says at the end of an epoch."""
-    return told(epoch, PARTS) if kind in ("ready", "sent", "came") else epoch
-
-
-def part_heads(part: int, heads: int, of: int = PARTS) -> slice:
-    """Heads of a part; none where there are more parts than heads."""
-    return slice(part * heads // of, (part + 1) * heads // of)
+    return told(epoch, PARTS) if kind in ("sent", "came") else epoch
 
 
 # ---------------------------------------------------------------- operations
@@ -88,18 +86,6 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """A part of own keys and values to a half of the source buffer; in the first, "offered" of the rank becomes the epoch.
-
-    One kernel does all parts of a call, and tells of each.
-    """
-
-    half: int
-    epoch: int
-    part: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Settle:
     """Own keys and values to the rank's own slots."""
 
@@ -107,14 +93,22 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class Give:
+    """Own keys and values to a piece of a reader's key buffer."""
+
+    reader: int
+    piece: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
-    """A piece from a half of its source's buffer to the rank's key buffer. parts: which its heads are in, [first, end)."""
+    """A piece from a half of its source's memory to the rank's key buffer."""
 
     piece: int
     source: int
     half: int
     epoch: int
-    parts: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +145,12 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The compute stream goes on once everything enqueued on this stream so far is complete: it may use the memory again."""
+    """The stream goes on once everything enqueued on the stream `after` so far is complete: it may use the memory again."""
 
     after: Stream
 
 
-Operation: TypeAlias = Wait | Put | Begin | Fill | Settle | Pull | Attend | Push | Sum | End
+Operation: TypeAlias = Wait | Put | Begin | Settle | Give | Pull | Attend | Push | Sum | End
 Step: TypeAlias = tuple[Stream, Operation]
 
 
@@ -165,13 +159,9 @@ Step: TypeAlias = tuple[Stream, Operation]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A call's epoch, and what its memory was last used for: (rank, epoch) each.
-
-    late: readers of the half that this call fills. pushed: owners whose staging this rank wrote.
-    """
+    """A call's epoch. pushed: (owner, epoch) of the last calls that wrote the staging that this one writes."""
 
     epoch: int
-    late: tuple[tuple[int, int], ...] = ()
     pushed: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -181,49 +171,64 @@ class Turn:
 
 @dataclass(slots=True)
 class Epochs:
-    """Counts the calls of one link; plans, and with them readers and owners, may change from call to call."""
+    """Counts the calls of one link; plans, and with them owners, may change from call to call."""
 
     epoch: int = 0
-    _halves: list[tuple[tuple[int, int], ...]] = field(default_factory=lambda: [()] * HALVES)
     _pushed: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
-        """The turn of a call whose keys `readers` copy (None: it offers none) and which pushes gradients to `owners`."""
+    def begin(self, owners: Iterable[int] = ()) -> Turn:
+        """The turn of a call that pushes gradients to `owners`."""
         self.epoch += 1
-        owners, half = tuple(owners), self.epoch % HALVES
-        late = () if readers is None else self._halves[half]
+        owners = tuple(owners)
         pushed = tuple((o, self._pushed[o]) for o in owners if o in self._pushed)
-        if readers is not None:
-            self._halves[half] = tuple((r, self.epoch) for r in readers)
         self._pushed.update(dict.fromkeys(owners, self.epoch))
-        return Turn(self.epoch, late, pushed)
+        return Turn(self.epoch, pushed)
 
 
 # ---------------------------------------------------------------- what a call enqueues
 
 
-def call_steps(
-    plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int = 1, parts: int = PARTS, by_parts: bool = True
-) -> tuple[Step, ...]:
+class Gift(NamedTuple):
+    """What a rank gives: a piece of the key buffer of a reader, as the reader numbers it."""
+
+    reader: int
+    piece: int
+
+
+def gifts(readers: Mapping[int, tuple[OverlapPlan, int]], rank: int, world: int) -> tuple[Gift, ...]:
+    """What a rank gives in a call, in order: to all readers at a time, the one behind it first, as each counts on it.
+
+    readers: of each its plan and its groups of heads.
+    """
+
+    def turn(gift: Gift) -> tuple[float, int, int]:
+        plan, groups = readers[gift.reader]
+        return gift.piece // len(plan.slots) / groups, (gift.reader - rank) % world, gift.piece
+
+    every = (Gift(r, p) for r, (plan, n) in readers.items() for p in plan.pieces(n) if plan.slot_of(p).source == rank)
+    return tuple(sorted(every, key=turn))
+
+
+def call_steps(plan: OverlapPlan, turn: Turn, groups: int = 1, given: Sequence[Gift] | None = None) -> tuple[Step, ...]:
     """Everything a forward call enqueues, in the order of enqueueing.
 
-    readers: the ranks that copy from this one. groups: of heads, the pieces of a chunk. The kernel comes last: all it
-    waits for is enqueued before it.
+    groups: of heads, the pieces of a chunk. given: what the rank gives, in order; None: keys are pulled. Of copies, the
+    kernel needs what is enqueued before it, here and by others.
     """
-    return (*_gather(plan, readers, turn, groups, parts, by_parts), ("compute", Attend(plan.pieces(groups), turn.epoch)))
+    attend: Step = "compute", Attend(plan.pieces(groups), turn.epoch)
+    return (*_gather(plan, turn, groups, given), attend, *_given(given))
 
 
 def backward_steps(
     plan: OverlapPlan,
-    readers: Sequence[int],
     turn: Turn,
     groups: int = 1,
+    given: Sequence[Gift] | None = None,
     gather: bool = True,
     together: int = 1,
     keys_first: bool = False,
     adds: bool = False,
     parts: int = PARTS,
-    by_parts: bool = True,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
@@ -231,19 +236,19 @@ def backward_steps(
     for one must not hold up the keys of the next call. gather: keys are copied again, else those of others are in the
     buffer; own ones may have been read in place.
     together: groups of heads that leave in one copy, a divisor of `groups`. keys_first: nothing leaves before the last key
-    has come, which otherwise waits for its turn on the one copy engine there is. adds: the kernel itself adds what has
+    is copied, which otherwise waits for its turn on the one copy engine there is. adds: the kernel itself adds what has
     come of the gradients of own keys; the stream of copies, which is done by then, tells it.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     lenders = tuple(reader for reader, _ in plan.lends)
-    steps: list[Step] = list(_gather(plan, readers, turn, groups, parts, by_parts)) if gather else [("compute", Settle(epoch))]
+    steps: list[Step] = list(_gather(plan, turn, groups, given)) if gather else [("compute", Settle(epoch))]
     steps.append(("compute", Attend(foreign if gather else (), epoch, foreign, lenders if adds else ())))
     pushed = dict(turn.pushed)
     count = len(plan.slots)
     leaving = [p for p in foreign if p // count % together == 0]
     last = {(plan.slot_of(piece).source, piece // count): piece for piece in leaving}
-    if keys_first and gather and foreign:
-        steps.append(("send", Wait(Word("flag", rank, foreign[-1]), epoch)))
+    if keys_first and gather and leaving:
+        steps.append(("send", End("copy")))
     for piece in leaving:
         owner, group = plan.slot_of(piece).source, piece // count
         steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
@@ -260,11 +265,13 @@ def backward_steps(
     steps += [("compute", Wait(Word("sent", rank, r), told(epoch, parts, parts))) for r in lenders]
     steps.append(("compute", Sum(lenders, epoch)))
     steps += [("compute", Put(Word("free", r, rank), epoch)) for r in lenders]
-    return (*steps, ("compute", End("send"))) if leaving else tuple(steps)
+    if leaving:
+        steps.append(("compute", End("send")))
+    return (*steps, *_given(given if gather else None))
 
 
 def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The same call with its copies and flags in one piece, as a kernel makes them: all waits before, all "done" after."""
+    """The same call with its pulls and flags in one piece, as a kernel makes them: all waits before, all "done" after."""
     copies = [s for s in steps if _of_copies(s)]
 
     def phase(step: Step) -> int:
@@ -281,32 +288,32 @@ def _of_copies(step: Step) -> bool:
     return stream == "copy" and not isinstance(op, Begin) and not after
 
 
-def _gather(plan: OverlapPlan, readers: Sequence[int], turn: Turn, groups: int, parts: int, by_parts: bool) -> Iterable[Step]:
-    """Own keys to their places, and the copies of others behind each other, with a flag after each.
-
-    by_parts: a copy waits for the parts that its heads are in, else for all: a wait each would take time where they come at
-    once.
-    """
+def _gather(plan: OverlapPlan, turn: Turn, groups: int, given: Sequence[Gift] | None) -> Iterable[Step]:
+    """Own keys to their places, and copies behind each other, with a flag after each."""
     rank, half, epoch = plan.rank, turn.half, turn.epoch
-    steps: list[Step] = [("copy", Begin())] if plan.pulls else []
-    steps += [("offer", Wait(Word("done", rank, r), late)) for r, late in turn.late]
-    if readers:
-        steps.append(("offer", Begin()))
-        for part in range(parts):
-            steps.append(("offer", Fill(half, epoch, part)))
-            steps += [("offer", Put(Word("ready", r, rank), told(epoch, part + 1, parts))) for r in readers]
-        steps.append(("compute", Wait(Word("offered", rank, rank), epoch)))
+    steps: list[Step] = [("copy", Begin())] if plan.pulls or given else []
+    if given is not None:
+        steps += [("copy", Put(Word("open", source, rank), epoch)) for source in plan.sources]
+        steps.append(("compute", Settle(epoch)))
+        readers: list[int] = []
+        for reader, piece in given:
+            if reader not in readers:
+                readers.append(reader)
+                steps.append(("copy", Wait(Word("open", rank, reader), epoch)))
+            steps += [("copy", Give(reader, piece, epoch)), ("copy", Put(Word("flag", reader, piece), epoch))]
+        return steps + [("copy", Put(Word("gave", reader, rank), epoch)) for reader in readers]
     steps.append(("compute", Settle(epoch)))
-    waited: dict[int, int] = {}
-    count = len(plan.slots)
+    waited: set[int] = set()
     for piece in plan.pieces(groups):
-        source, group = plan.slot_of(piece).source, piece // count
-        within = group * parts // groups, -(-(group + 1) * parts // groups)
-        upto = within[1] if by_parts else parts
-        if upto > waited.get(source, 0):
-            waited[source] = upto
-            steps.append(("copy", Wait(Word("ready", rank, source), told(epoch, upto, parts))))
-        steps.append(("copy", Pull(piece, source, half, epoch, within)))
-        steps.append(("copy", Put(Word("flag", rank, piece), epoch)))
+        source = plan.slot_of(piece).source
+        if source not in waited:
+            waited.add(source)
+            steps.append(("copy", Wait(Word("ready", rank, source), epoch)))
+        steps += [("copy", Pull(piece, source, half, epoch)), ("copy", Put(Word("flag", rank, piece), epoch))]
     # behind the last flag, for which the kernel waits; sources wait for these words two calls late
     return steps + [("copy", Put(Word("done", source, rank), epoch)) for source in plan.sources]
+
+
+def _given(given: Sequence[Gift] | None) -> tuple[Step, ...]:
+    """What comes next may write to own keys."""
+    return (("compute", End("copy")),) if given else ()

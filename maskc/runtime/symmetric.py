@@ -1,13 +1,15 @@
 """The transport between GPUs (and, over shared memory, CPUs) of one host: a `Transport` of one call over a `Link`.
 
-A rank's memory holds its keys in two halves, and after them a region of staging per reader. Keys are pulled by their
-reader, gradients pushed by theirs, both by copy engines; each region belongs to one pair of ranks for good, so that the
-words of the pair are all that orders its use, whatever plans come after each other.
+A rank's memory holds words for the pieces of its key buffers, the buffers, and after them a region of staging per reader.
+Keys are given by their owner, out of its own tensors, and gradients pushed by their reader, both by copy engines, which
+write to another GPU faster than they read from one; each region belongs to one pair of ranks for good, so that the words of
+the pair are all that orders its use, whatever plans come after each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,52 +18,91 @@ from maskc.runtime import comm
 from maskc.runtime.layout import Layout
 from maskc.runtime.link import Link, Room, aligned
 from maskc.runtime.merge import accumulator
-from maskc.runtime.overlap_plan import OverlapPlan
-from maskc.runtime.protocol import HALVES, Turn, Word
-from maskc.runtime.transport import Copy, KeyShape, Pair, Pulls, copy
+from maskc.runtime.overlap_plan import Cut, OverlapPlan
+from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.protocol import Turn, Word
+from maskc.runtime.remember import derived
+from maskc.runtime.transport import Copy, KeyShape, Pair, copy, copies_of
 
 
 class Symmetric:
-    """keys: the key layout. plan: of this rank. shape: of K and V. The link has the room of `room_of`.
+    """keys: the key layout. plan: of this rank. shape: of K and V. place: of the buffers of these calls, on every rank.
 
-    It looks at the link's memory as it is now, so it goes when that grows.
+    The link has the room of `room_of`. This looks at the link's memory as it is now, so it goes when that grows.
     """
 
-    joins = True
-    one_engine = True
-    by_parts = near = True
+    joins = near = one_engine = True
+    pulls = None
 
-    def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape) -> None:
-        self.link, self.keys, self.shape, self.rank = link, keys, shape, plan.rank
+    def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape, place: int = 0) -> None:
+        self.link, self.keys, self.shape, self.rank, self.place = link, keys, shape, plan.rank, place
         self._lent = dict(plan.lends)
-        self._pulls = Pulls(self)
+        self._gifts: dict[tuple[object, ...], tuple[tuple[int, Copy], ...]] = {}
         self._pushes: dict[tuple[int, ...], tuple[tuple[int, Copy], ...]] = {}
         self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
-    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
-        return self.link.epochs.begin(readers, owners)
+    @property
+    def gives(self) -> Symmetric:
+        return self
+
+    def begin(self, owners: Iterable[int] = ()) -> Turn:
+        return self.link.epochs.begin(owners)
 
     def address(self, word: Word) -> int:
         return self.link.address(word)
 
-    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        if into[0].device.type != "cuda":
-            for mine, theirs in zip(into, self.readable(rank, half, chunk, heads, into[0].shape[1]), strict=True):
-                copy(mine, theirs)
-                comm.count_pulled("kv", rank, mine.numel() * mine.element_size())
-            return
-        stream = torch.cuda.current_stream(into[0].device).cuda_stream
-        for one in self._pulls.of(rank, half, chunk, heads, into):
-            one.enqueue(stream)
-            comm.count_pulled("kv", rank, one.bytes)
+    # ---- keys
 
-    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
-        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
-        k, v = (t[heads, start : start + rows] for t in self._half(rank, half))
+    def flags(self, rank: int) -> Tensor:
+        """int32, a word per piece of a rank's buffers."""
+        return self.link.flags(rank)
+
+    def buffer(self, rank: int, rows: int) -> Pair:
+        """The key buffer of a rank, as a view: its rows lie as those of keys do, [B, rows, Hk, D]."""
+        shape, at = self.shape, self.link.room.buffer_at(self.place)
+        k, v = (
+            _cut(self.link.memory[rank], at + where, (shape.batch, rows, shape.heads, d), shape.dtype).permute(2, 1, 0, 3)
+            for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, shape.dtype), shape.dim_v))
+        )
         return k, v
 
-    def own(self, half: int) -> Pair | None:
-        return self._half(self.rank, half) if self._lent else None
+    def give(self, reader: int, cut: Cut, piece: int, own: Pair, by_kernel: bool = False) -> None:
+        """Enqueue on torch's current stream: own keys [B, rows, Hk, D] to a piece of a reader's buffer, which `cut` cuts.
+
+        by_kernel: by multiprocessors.
+        """
+        comm.count_sent("kv", reader, self._bytes_of(cut, piece))
+        if by_kernel or own[0].device.type != "cuda":
+            for there, mine in zip(*self._ends(reader, cut, piece, own), strict=True):
+                there.copy_(mine)
+            return
+        key = reader, cut, piece, own[0].stride(), own[1].stride()
+        made = self._gifts.get(key)
+        if made is None:
+            ends = zip(*self._ends(reader, cut, piece, own), strict=True)
+            made = tuple(
+                (i, c._replace(source=c.source - own[i].data_ptr())) for i, (to, t) in enumerate(ends) for c in copies_of(to, t)
+            )
+            self._gifts[key] = made
+        bases = [t.data_ptr() for t in own]
+        stream = torch.cuda.current_stream(own[0].device).cuda_stream
+        for which, one in made:
+            one.enqueue(stream, bases[which])
+
+    def _bytes_of(self, cut: Cut, piece: int) -> int:
+        shape = self.shape
+        row = shape.batch * cut.group_heads * (shape.dim_k + shape.dim_v) * shape.dtype.itemsize
+        return cut.plan.slot_of(piece).rows * row
+
+    def _ends(self, reader: int, cut: Cut, piece: int, own: Pair) -> tuple[list[Tensor], list[Tensor]]:
+        """(there, here) of K and of V [B, rows, heads, D]."""
+        at, heads = cut.plan.slot_of(piece), cut.heads_of(piece)
+        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(self.rank) if c < at.chunk)
+        buffer = self.buffer(reader, cut.plan.rows)
+        there = [t[heads, at.start : at.start + at.rows].permute(2, 1, 0, 3) for t in buffer]
+        return there, [t[:, start : start + at.rows, heads] for t in own]
+
+    # ---- gradients
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for there, mine in zip(self._places(owner, chunk, heads, grads[0].shape[2]), grads, strict=True):
@@ -97,10 +138,7 @@ class Symmetric:
         for which, (there, whole) in enumerate(
             zip(self._places(owner, chunk, heads, rows.stop - rows.start), grads, strict=True)
         ):
-            mine = whole[:, heads, rows]
-            even = heads == slice(0, self.shape.heads)  # the heads of all batch items lie evenly
-            for to, part in [(there.flatten(0, 1), mine.flatten(0, 1))] if even else zip(there, mine, strict=True):
-                made = Copy.of(to, part)
+            for made in copies_of(there, whole[:, heads, rows]):
                 yield which, made._replace(source=made.source - whole.data_ptr())
 
     def _places(self, owner: int, chunk: int, heads: slice, rows: int) -> Pair:
@@ -110,20 +148,11 @@ class Symmetric:
         dk, dv = (t[:, heads, start : start + rows] for t in self._region(owner, self.rank, taken))
         return dk, dv
 
-    def _half(self, rank: int, half: int) -> Pair:
-        rows, shape = self.keys.local_length(rank), self.shape
-        at = half * self.link.room.half
-        k, v = (
-            _cut(self.link.memory[rank], at + where, (shape.heads, rows, shape.batch, d), shape.dtype)
-            for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, shape.dtype), shape.dim_v))
-        )
-        return k, v
-
     def _region(self, owner: int, reader: int, chunks: Sequence[int]) -> Pair:
         """(dK, dV) [B, Hk, rows, D] of all chunks that the pair shares, in their order."""
         shape, acc = self.shape, accumulator(self.shape.dtype)
         rows = sum(self.keys.size_of(c) for c in chunks)
-        at = HALVES * self.link.room.half + reader * self.link.room.region
+        at = self.link.room.region_at(reader)
         dk, dv = (
             _cut(self.link.memory[owner], at + where, (shape.batch, shape.heads, rows, d), acc)
             for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, acc), shape.dim_v))
@@ -131,13 +160,21 @@ class Symmetric:
         return dk, dv
 
 
-def room_of(keys: Layout, shape: KeyShape) -> Room:
-    """What calls over this layout need on every rank, whatever the mask: any reader may need all that a rank holds."""
+@derived
+def most_rows(plan: AttentionPlan) -> int:
+    """Of the key buffers of all ranks, under whichever mask of the plan."""
+    every = product(range(plan.world), range(len(plan.parts)))
+    needed = (plan.needed(r, part) if plan.prune else range(plan.keys.chunk_count) for r, part in every)
+    return max(sum(map(plan.keys.size_of, chunks)) for chunks in needed)
+
+
+def room_of(keys: Layout, rows: int, shape: KeyShape) -> Room:
+    """What calls over this layout need on every rank. rows: of the largest key buffer. Any reader may see all of a rank's keys."""
     acc = accumulator(shape.dtype)
     held = max(keys.local_length(r) for r in range(keys.world))
-    half = sum(_bytes(held, shape, d, shape.dtype) for d in (shape.dim_k, shape.dim_v))
+    buffer = sum(_bytes(rows, shape, d, shape.dtype) for d in (shape.dim_k, shape.dim_v))
     region = sum(_bytes(held, shape, d, acc) for d in (shape.dim_k, shape.dim_v))
-    return Room(aligned(half), aligned(region))
+    return Room(aligned(buffer), aligned(region))
 
 
 def _bytes(rows: int, shape: KeyShape, dim: int, dtype: torch.dtype) -> int:

@@ -24,6 +24,7 @@ from maskc.runtime import driver_api
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.merge import accumulator
+from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word, last_value
 
 Room = TypeVar("Room")
@@ -108,6 +109,30 @@ class Copy(NamedTuple):
             driver_api.copy_pieces(self.into, self.source + ahead, self.width, self.pieces, self.pitches, stream)
 
 
+def copies_of(into: Tensor, source: Tensor) -> tuple[Copy, ...]:
+    """Copies of one tensor to another, of any strides but one for the last dimension, by as few operations as may be."""
+    if into.shape != source.shape or into.dtype != source.dtype:
+        raise ValueError(f"no copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
+    if not into.numel():
+        return ()
+    width, dims = into.element_size(), list[tuple[int, int, int]]()
+    for size, *strides in zip(into.shape, into.stride(), source.stride(), strict=True):
+        if size > 1:
+            to, of = (s * width for s in strides)
+            if dims and dims[-1][1:] == (size * to, size * of):
+                size *= dims.pop()[0]
+            dims.append((size, to, of))
+    if dims and dims[-1][1:] == (width, width):
+        width *= dims.pop()[0]
+    apart = [d for d in dims if min(d[1:]) >= width]  # pieces of one operation do not overlap
+    pieces, *pitches = dims.pop(dims.index(max(apart))) if apart else (1, width, width)
+    offsets = [(0, 0)]
+    for size, to, of in dims:
+        offsets = [(a + i * to, b + i * of) for a, b in offsets for i in range(size)]
+    at = into.data_ptr(), source.data_ptr()
+    return tuple(Copy(at[0] + a, at[1] + b, width, pieces, (pitches[0], pitches[1])) for a, b in offsets)
+
+
 def copy(into: Tensor, source: Tensor) -> None:
     """Enqueue a copy of pieces of memory [pieces, ...] on torch's current stream.
 
@@ -149,12 +174,12 @@ class Queues(Protocol):
 
 
 class CudaQueues:
-    """torch's current stream for kernels, others of high priority for what is offered, comes in, leaves, and is summed before."""
+    """torch's current stream for kernels, others of high priority for keys, for what leaves, and for what is summed before."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(4))  # type: ignore[no-untyped-call]
-        self.offers, self.copies, self.sends, self.sums = streams
+        streams = (torch.cuda.Stream(device, priority=-1) for _ in range(3))  # type: ignore[no-untyped-call]
+        self.copies, self.sends, self.sums = streams
         self._compute = torch.cuda.current_stream(device)
         self._events: dict[Stream, torch.cuda.Event] = {}  # recorded and waited for at once, so one each will do
 
@@ -185,12 +210,10 @@ class CudaQueues:
             t.record_stream(self._stream(stream))
 
     def idle(self) -> bool:
-        return all(s.query() for s in (self._compute, self.offers, self.copies, self.sends, self.sums))
+        return all(s.query() for s in (self._compute, self.copies, self.sends, self.sums))
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         match stream:
-            case "offer":
-                return self.offers
             case "copy":
                 return self.copies
             case "send":
@@ -257,36 +280,28 @@ def _word(address: int) -> ctypes.c_uint32:
 class Transport(Protocol):
     """How a rank reaches the others.
 
-    joins: whether `pull`, `readable`, `push` and `push_rows` take more rows than those of `chunk`: of chunks behind it in its
-    rank's keys, too.
-    one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys
-    have come, for which the kernel waits.
-    by_parts: whether other ranks' keys become readable some heads after others.
+    joins: whether copies take more rows than those of a chunk: of chunks behind it in its rank's keys, too.
+    one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys,
+    for which kernels wait.
     near: whether what `staged` names lies on this GPU, so that its kernels may read it as they go.
+    gives, pulls: by which of the two keys come.
     """
 
     joins: bool
     one_engine: bool
-    by_parts: bool
     near: bool
 
-    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
+    @property
+    def gives(self) -> Giving | None: ...
+
+    @property
+    def pulls(self) -> Pulling | None: ...
+
+    def begin(self, owners: Iterable[int] = ()) -> Turn:
         """Count a call, see `Epochs.begin`."""
 
     def address(self, word: Word) -> int:
-        """Address of a word between ranks that streams of this GPU can wait for and write."""
-
-    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        """Enqueue on torch's current stream: heads of a chunk from a half of another rank's source buffer.
-
-        into: [heads, rows, B, D].
-        """
-
-    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
-        """What `pull` copies, as tensors that a kernel on this GPU can read."""
-
-    def own(self, half: int) -> Pair | None:
-        """A half of this rank's source buffer, None where nobody reads it."""
+        """Address of a word between ranks that streams of this GPU can wait for and write; "flag" and others see `Giving`."""
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         """Enqueue on torch's current stream: this rank's gradients of heads of a chunk to the staging of its owner."""
@@ -301,6 +316,35 @@ class Transport(Protocol):
         """From the host, while streams hang: end every wait for a word of up to this epoch on this rank."""
 
 
+class Giving(Protocol):
+    """Owners write keys to where readers attend to them."""
+
+    def flags(self, rank: int) -> Tensor:
+        """int32, the words of the pieces of a rank's key buffers."""
+
+    def buffer(self, rank: int, rows: int) -> Pair:
+        """The key buffer of a rank, of so many rows."""
+
+    def give(self, reader: int, cut: Cut, piece: int, own: Pair, by_kernel: bool = False) -> None:
+        """Enqueue on torch's current stream: own keys [B, rows, Hk, D] to a piece of a reader's buffer, which `cut` cuts.
+
+        by_kernel: by multiprocessors, not by copy engines.
+        """
+
+
+class Pulling(Protocol):
+    """Readers take keys out of the memory of others."""
+
+    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
+        """Enqueue on torch's current stream: heads of a chunk from a half of another rank's memory.
+
+        into: [heads, rows, B, D].
+        """
+
+    def readable(self, rank: int, half: int, chunk: int, heads: slice, rows: int) -> Pair:
+        """What `pull` copies, as tensors that a kernel on this GPU can read."""
+
+
 def by_chunk(keys: Layout, chunk: int, rows: int) -> Iterator[tuple[int, slice]]:
     """(chunk, which of so many rows are its) from a chunk on, in the order of its owner's keys."""
     at = 0
@@ -313,12 +357,12 @@ def by_chunk(keys: Layout, chunk: int, rows: int) -> Iterator[tuple[int, slice]]
 class Pulls:
     """The copies of pieces of one transport, prepared once. half_of: the half of a rank's buffer that a call's half lies in."""
 
-    def __init__(self, transport: Transport, half_of: Callable[[int, int], int] = lambda rank, half: half) -> None:
+    def __init__(self, transport: Pulling, half_of: Callable[[int, int], int] = lambda rank, half: half) -> None:
         self._transport, self._half_of = transport, half_of
         self._made: dict[tuple[int, ...], tuple[Copy, ...]] = {}
 
     def of(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> tuple[Copy, ...]:
-        """What `Transport.pull` copies to the memory of a GPU."""
+        """What `Pulling.pull` copies to the memory of a GPU."""
         rows, half = into[0].shape[1], self._half_of(rank, half)
         key = rank, half, chunk, heads.start, heads.stop, rows, into[0].data_ptr()
         found = self._made.get(key)
@@ -337,9 +381,8 @@ class Loopback:
     """
 
     joins = True
-    one_engine = False
-    by_parts = False
-    near = False
+    one_engine = near = False
+    gives = None
 
     def __init__(
         self,
@@ -365,8 +408,12 @@ class Loopback:
         self._sent: dict[int, Pair] = {}  # by chunk: what this rank pushed
         self._staged: dict[tuple[int, int], Pair] = {}
 
-    def begin(self, readers: Iterable[int] | None, owners: Iterable[int] = ()) -> Turn:
-        return self._epochs.begin(readers, owners)
+    @property
+    def pulls(self) -> Loopback:
+        return self
+
+    def begin(self, owners: Iterable[int] = ()) -> Turn:
+        return self._epochs.begin(owners)
 
     def address(self, word: Word) -> int:
         mine = word.holder == self.rank
@@ -388,9 +435,6 @@ class Loopback:
         start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
         k, v = (t[heads, start : start + rows] for t in halves[half % len(halves)])
         return k, v
-
-    def own(self, half: int) -> Pair | None:
-        return None
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for c, rows in by_chunk(self.keys, chunk, grads[0].shape[2]):

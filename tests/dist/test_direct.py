@@ -64,7 +64,7 @@ def keys_moved(rank: int, group: Any, case: Case) -> tuple[list[int], list[torch
     def counted(call: Any) -> Any:
         with comm.count_traffic() as ledger:
             result = call()
-        moved.append(sum(n for (kind, _), n in ledger.pulled.items() if kind == "kv"))
+        moved.append(sum(n for (kind, _), n in ledger.sent.items() if kind == "kv"))
         return result
 
     def forward(layer: int) -> torch.Tensor:

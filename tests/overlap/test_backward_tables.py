@@ -94,7 +94,7 @@ def test_gradients_take_twice_as_long_as_their_keys() -> None:
     p = plan(v, world_size=2, chunk=256, order="zigzag")
     o = overlap_plan(p, 0)
     arrivals = expected_arrivals(o, 1000, 2, 1e9, 0.0)
-    late, offer, copy = overlap_tables.LATE, overlap_tables.OFFER_SECONDS, overlap_tables.COPY_SECONDS
+    late, offer, copy = overlap_tables.LATE, overlap_tables.START_SECONDS, overlap_tables.COPY_SECONDS
     piece = late * (256 * 1000 / 2 / 1e9 + 2 * copy)
     assert arrivals == pytest.approx([0, 0, offer + piece, offer + 2 * piece, 0, 0, offer + 3 * piece, offer + 4 * piece])
     leaving = overlap_tables._leaving(arrivals)

@@ -25,12 +25,23 @@ from maskc.runtime import hopper
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
-from maskc.runtime.overlap_kernels import by_blocks
-from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.overlap_kernels import Lasting, by_blocks
+from maskc.runtime.overlap_plan import Cut, overlap_plan
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word, last_value
-from maskc.runtime.transport import Copy, HostQueues, KeyShape, Loopback, Pair, head_major, read_word, write_word
+from maskc.runtime.transport import (
+    Copy,
+    HostQueues,
+    KeyShape,
+    Loopback,
+    Pair,
+    by_chunk,
+    copies_of,
+    head_major,
+    read_word,
+    write_word,
+)
 from tests.dist.cases import FORMS, Case, dense, tensors, vectors
 from tests.overlap.explorer import readers_of
 
@@ -291,36 +302,47 @@ def test_own_keys_in_place_begin_with_a_block(block: int, start: int, rows: slic
 
 
 class Shared:
-    """Every rank's source halves and words in one process: the transport of rank `rank`."""
+    """Every rank's key buffers and words in one process: the transport of rank `rank`."""
 
-    joins = one_engine = near = by_parts = False
+    joins = one_engine = near = False
+    pulls = None
 
     def __init__(
-        self, rank: int, words: Tensor, halves: list[list[Pair]], keys: Layout, staging: dict[tuple[int, int], Pair]
+        self, rank: int, words: Tensor, flags: Tensor, buffers: list[Pair], keys: Layout, staging: dict[tuple[int, int], Pair]
     ) -> None:
-        self.rank, self.words, self.halves, self.keys = rank, words, halves, keys
+        self.rank, self.words, self.all_flags, self.buffers, self.keys = rank, words, flags, buffers, keys
         self.epochs, self.staging = Epochs(), staging
 
-    def begin(self, readers: Any, owners: Any = ()) -> Turn:
-        return self.epochs.begin(readers, owners)
+    @property
+    def gives(self) -> Shared:
+        return self
+
+    def begin(self, owners: Any = ()) -> Turn:
+        return self.epochs.begin(owners)
 
     def address(self, word: Word) -> int:
-        return self.words[("ready", "done", "sent", "free").index(word.kind), word.holder, word.by].data_ptr()
+        return self.words[("open", "gave", "sent", "free").index(word.kind), word.holder, word.by].data_ptr()
 
-    def pull(self, rank: int, half: int, chunk: int, heads: slice, into: Pair) -> None:
-        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(rank) if c < chunk)
-        for mine, theirs in zip(into, self.halves[rank][half], strict=True):
-            mine.copy_(theirs[heads, start : start + self.keys.size_of(chunk)])
+    def flags(self, rank: int) -> Tensor:
+        return self.all_flags[rank]
 
-    def own(self, half: int) -> Pair:
-        return self.halves[self.rank][half]
+    def buffer(self, rank: int, rows: int) -> Pair:
+        assert self.buffers[rank][0].shape[1] == rows
+        return self.buffers[rank]
+
+    def give(self, reader: int, cut: Cut, piece: int, own: Pair, by_kernel: bool = False) -> None:
+        at, heads = cut.plan.slot_of(piece), cut.heads_of(piece)
+        start = sum(self.keys.size_of(c) for c in self.keys.chunks_of(self.rank) if c < at.chunk)
+        for there, mine in zip(self.buffers[reader], own, strict=True):
+            there[heads, at.start : at.start + at.rows].copy_(head_major(mine[:, start : start + at.rows, heads]))
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
         self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        for there, mine in zip(self.staging[self.rank, chunk], grads, strict=True):
-            there[:, heads].copy_(mine)
+        for c, rows in by_chunk(self.keys, chunk, grads[0].shape[2]):
+            for there, mine in zip(self.staging[self.rank, c], grads, strict=True):
+                there[:, heads].copy_(mine[:, :, rows])
 
     def staged(self, reader: int, chunk: int) -> Pair:
         return self.staging[reader, chunk]
@@ -342,22 +364,23 @@ class Patient(HostQueues):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_ranks_that_copy_from_each_other_call_after_call(causal: bool) -> None:
-    """Three ranks as threads, ten calls with new keys each, random pauses; source halves are poisoned by what comes later."""
+    """Three ranks as threads, ten calls with new keys each, random pauses; key buffers are written again by every call."""
     case = Case(3, 60, 2, "none", causal=causal, chunk=4, order="contiguous", heads=(2, 1, 1))
     v = vectors(case)
     p = case.plan(v)
     shape = KeyShape(1, 1, 8, 8, torch.float64)
     words = torch.zeros(4, 3, 3, dtype=torch.int32)
-    halves = [[shape.empty(p.keys.local_length(r), CPU) for _ in range(2)] for r in range(3)]
     plans = [overlap_plan(p, r) for r in range(3)]
+    buffers, flags = [shape.empty(o.rows, CPU) for o in plans], torch.zeros(3, 64, dtype=torch.int32)
     calls = [tensors(replace(case, seed=100 + e)) for e in range(10)]
     want = [dense(replace(case, seed=100 + e), v) for e in range(10)]
     staging = {(r, c): shape.gradients(p.keys.size_of(c), CPU) for r in range(3) for c in range(p.keys.chunk_count)}
 
     def serve(rank: int) -> None:
         pause = random.Random(rank)
-        link = Shared(rank, words, halves, p.keys, staging)
-        running = Overlapped(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers_of(plans, rank))
+        link = Shared(rank, words, flags, buffers, p.keys, staging)
+        readers, lasting = {r: plans[r] for r in readers_of(plans, rank)}, replace(Lasting.of(CPU), flags=flags[rank])
+        running = Overlapped(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers, lasting=lasting)
         local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, plans[rank].columns)
         for i, ((q, k, val, dout, dlse), truth) in enumerate(zip(calls, want, strict=True)):
             time.sleep(pause.random() * 0.004)
@@ -426,6 +449,12 @@ def test_gate_tables_pack_slots_and_items() -> None:
     assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks"
 
 
+def moved(one: Copy) -> None:
+    """What a copy engine would do, in host memory."""
+    for i in range(one.pieces):
+        ctypes.memmove(one.into + i * one.pitches[0], one.source + i * one.pitches[1], one.width)
+
+
 @pytest.mark.parametrize(("heads", "dim_v", "operations"), [(1, 8, 1), (2, 8, 2), (1, 4, 2)])
 def test_keys_and_values_of_a_piece_are_one_copy_where_they_can_be(heads: int, dim_v: int, operations: int) -> None:
     shape = KeyShape(1, 4, 8, dim_v, torch.bfloat16)
@@ -436,8 +465,43 @@ def test_keys_and_values_of_a_piece_are_one_copy_where_they_can_be(heads: int, d
     copies = Copy.both(*map(Copy.of, pieces, theirs))
     assert len(copies) == operations
     for one in copies:
-        for i in range(one.pieces):
-            ctypes.memmove(one.into + i * one.pitches[0], one.source + i * one.pitches[1], one.width)
+        moved(one)
     for mine, their, whole in zip(pieces, theirs, into, strict=True):
         assert torch.equal(mine, their)
         assert whole.count_nonzero() == their.count_nonzero(), "and nothing else is written"
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "heads", "operations"),
+    [
+        ((1, 9, 4, 8), (0, 1, 2, 3), slice(0, 2), 1),  # as a projection leaves them: lines of two heads
+        ((1, 9, 4, 8), (0, 1, 2, 3), slice(0, 4), 1),  # all heads: one piece
+        ((3, 9, 4, 8), (0, 1, 2, 3), slice(0, 4), 1),  # an item of the batch each
+        ((3, 9, 4, 8), (0, 1, 2, 3), slice(1, 3), 3),
+        ((1, 4, 9, 8), (0, 2, 1, 3), slice(1, 3), 2),  # head-major: an operation for each head
+        ((2, 1, 1, 8), (0, 1, 2, 3), slice(0, 1), 1),
+    ],
+)
+def test_copies_between_strides_take_few_operations(
+    shape: tuple[int, ...], order: tuple[int, ...], heads: slice, operations: int
+) -> None:
+    source = torch.randn(shape).permute(order)
+    batch, rows, every, dim = source.shape
+    whole = torch.zeros(batch, rows + 5, every, dim)
+    part = slice(0, max(1, rows - 3))
+    into, given = whole[:, 2 : 2 + part.stop, heads], source[:, part, heads]
+    made = copies_of(into, given)
+    assert len(made) == operations
+    for one in made:
+        moved(one)
+    assert torch.equal(into, given)
+    assert whole.count_nonzero() == given.count_nonzero(), "and nothing else is written"
+
+
+def test_one_item_that_stands_for_a_batch_is_copied_item_by_item() -> None:
+    source, into = torch.randn(1, 5, 2, 8).expand(3, -1, -1, -1), torch.zeros(3, 5, 2, 8)
+    made = copies_of(into, source)
+    assert len(made) == 3
+    for one in made:
+        moved(one)
+    assert torch.equal(into, source)

@@ -15,6 +15,7 @@ from maskc.runtime.overlap_pieces import (
     Speed,
     backward_end,
     choose_backward_pieces,
+    choose_given,
     choose_pieces,
     expected_end,
 )
@@ -109,3 +110,14 @@ def test_work_of_a_plan_is_that_of_its_masks() -> None:
     assert 6 * 256 * 257 / 2 <= work[0].cells <= 6 * 256 * 256 * 1.2
     assert overlap_plan(p, 0).work == ()
     assert overlap_plan(p, 0, 0, (6, 2), 3).work[0].cells == pytest.approx(work[0].cells / 3)
+
+
+@pytest.mark.parametrize(("heads", "head_bytes", "most"), [(32, 256, 8), (8, 256, 2), (3, 256, 1), (8, 1024, 8), (12, 512, 6)])
+def test_given_keys_come_in_lines_that_a_copy_engine_writes_at_its_rate(heads: int, head_bytes: int, most: int) -> None:
+    v = vectors(Case(2, 4096, 3, "none", causal=False))
+    p = plan(v, world_size=2, chunk=512)
+    o = overlap_plan(p, 0)
+    forward, backward = choose_given(o, p.keys, heads, heads * head_bytes, 1e6, head_bytes)
+    assert forward[0] == most, "as many groups as lines allow, where the link is slow"
+    assert 1 <= backward[0] <= most
+    assert [c[0] for c in choose_given(o, p.keys, heads, heads * head_bytes, 1e18, head_bytes)] == [1, 1], "one where it is fast"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +15,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maskc.diagnostics import MaskcError
+from maskc.runtime.comm import Peer
 from maskc.runtime.layout import Layout
-from maskc.runtime.link import ALIGNMENT, KINDS, Link, Room, words_size
-from maskc.runtime.overlap_plan import OverlapPlan, joined, visit_order
-from maskc.runtime.protocol import HALVES, Word
+from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, PIECES, Link, Room, SharedFile, words_size
+from maskc.runtime.overlap import STOPPED
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, visit_order
+from maskc.runtime.protocol import Word
 from maskc.runtime.symmetric import Symmetric, room_of
-from maskc.runtime.transport import Copy, KeyShape
+from maskc.runtime.transport import Copy, HostQueues, KeyShape, write_word
 
 Extent = tuple[int, int]
 
@@ -36,9 +41,9 @@ def plans(draw: st.DrawFn) -> tuple[Layout, list[OverlapPlan], KeyShape]:
 
 def transports(keys: Layout, made: list[OverlapPlan], shape: KeyShape) -> list[Symmetric]:
     """All ranks over the same memory."""
-    room = room_of(keys, shape)
+    room = room_of(keys, max(p.rows for p in made), shape)
     memory = tuple(torch.zeros(room.total(keys.world), dtype=torch.uint8) for _ in range(keys.world))
-    link: Any = SimpleNamespace(room=room, memory=memory)
+    link: Any = SimpleNamespace(room=room, memory=memory, flags=lambda r: memory[r][: 4 * PIECES].view(torch.int32))
     return [Symmetric(link, p, keys, shape) for p in made]
 
 
@@ -48,8 +53,11 @@ def extent(x: torch.Tensor) -> Extent:
 
 def extents(keys: Layout, made: list[OverlapPlan], ranks: list[Symmetric]) -> Iterator[Extent]:
     for p, mine in zip(made, ranks, strict=True):
-        for half in range(HALVES):
-            yield from map(extent, mine.own(half) or ())
+        yield extent(mine.link.flags(p.rank))
+        for place in range(BUFFERS):
+            mine.place = place
+            k, v = mine.buffer(p.rank, p.rows)
+            yield from (extent(t.permute(2, 1, 0, 3)) for t in (k, v) if t.numel())
         for reader, chunks in p.lends:
             for chunk in chunks:
                 yield from (extent(rows) for t in mine.staged(reader, chunk) for rows in t.flatten(0, 1))
@@ -63,6 +71,11 @@ def test_nothing_overlaps(given_plans: tuple[Layout, list[OverlapPlan], KeyShape
         assert b <= c or d <= a
 
 
+def cut(plan: OverlapPlan, heads: int) -> Cut:
+    """Every head of a chunk comes by itself."""
+    return Cut(plan, heads, heads)
+
+
 @given(plans())
 def test_a_reader_finds_what_the_owner_wrote_and_the_other_way_round(
     given_plans: tuple[Layout, list[OverlapPlan], KeyShape],
@@ -70,20 +83,22 @@ def test_a_reader_finds_what_the_owner_wrote_and_the_other_way_round(
     keys, made, shape = given_plans
     ranks = transports(keys, made, shape)
     for p, mine in zip(made, ranks, strict=True):
-        for half in range(HALVES):
-            for i, part in enumerate(mine.own(half) or ()):
-                row = 0
-                for chunk in keys.chunks_of(p.rank):
-                    part[:, row : row + keys.size_of(chunk)] = chunk + 16 * half + 32 * i
-                    row += keys.size_of(chunk)
+        held = shape.batch, keys.local_length(p.rank), shape.heads
+        own = [torch.zeros(*held, d, dtype=shape.dtype) for d in (shape.dim_k, shape.dim_v)]
+        row = 0
+        for chunk in keys.chunks_of(p.rank):
+            for i, t in enumerate(own):
+                t[:, row : row + keys.size_of(chunk)] = chunk + 16 * i + 1
+            row += keys.size_of(chunk)
+        for reader, _ in p.lends:
+            theirs = cut(made[reader], shape.heads)
+            for piece in theirs.pieces:
+                if theirs.plan.slot_of(piece).source == p.rank:
+                    mine.give(reader, theirs, piece, (own[0], own[1]))
     for p, mine in zip(made, ranks, strict=True):
         for slot in p.pulls:
-            for half in range(HALVES):
-                into = shape.empty(slot.rows, "cpu")
-                for head in range(shape.heads):
-                    heads = slice(head, head + 1)
-                    mine.pull(slot.source, half, slot.chunk, heads, (into[0][heads], into[1][heads]))
-                assert [set(t.flatten().tolist()) for t in into] == [{slot.chunk + 16 * half}, {slot.chunk + 16 * half + 32}]
+            got = [t[:, slot.start : slot.start + slot.rows] for t in mine.buffer(p.rank, p.rows)]
+            assert [set(t.flatten().tolist()) for t in got] == [{slot.chunk + 1}, {slot.chunk + 17}]
             grads = shape.gradients(slot.rows, "cpu")
             for i, t in enumerate(grads):
                 t.fill_(slot.chunk + 100 * p.rank + i)
@@ -93,7 +108,7 @@ def test_a_reader_finds_what_the_owner_wrote_and_the_other_way_round(
     for p, mine in zip(made, ranks, strict=True):
         for reader, chunks in p.lends:
             for chunk in chunks:
-                got = mine.staged(reader, chunk)
+                got = list(mine.staged(reader, chunk))
                 assert [set(t.flatten().tolist()) for t in got] == [{chunk + 100 * reader}, {chunk + 100 * reader + 1}]
 
 
@@ -116,11 +131,6 @@ def test_copy_engines_are_given_what_the_host_copies(
             for memory in (by_host.link.memory, by_engine.link.memory):
                 for r, t in enumerate(memory):
                     t.copy_(torch.arange(t.numel()).mul(7 + r).fmod(251))
-            into = [[t[heads] for t in shape.empty(slot.rows, "cpu")] for _ in range(2)]
-            by_host.pull(slot.source, 1, slot.chunk, heads, (into[0][0], into[0][1]))
-            for to, source in zip(into[1], by_engine.readable(slot.source, 1, slot.chunk, heads, slot.rows), strict=True):
-                run(Copy.of(to, source))
-            assert all(torch.equal(a, b) for a, b in zip(*into, strict=True))
             part = slice(2, 2 + slot.rows)
             whole = [torch.rand_like(t) for t in shape.gradients(slot.rows + 5, "cpu")]
             other = [torch.rand_like(t) for t in whole]
@@ -137,13 +147,49 @@ def test_room_grows_and_never_shrinks(a: int, b: int, c: int, d: int) -> None:
     assert grown.holds(held)
     assert grown.holds(asked)
     assert held.holds(asked) == (grown == held)
-    assert grown.half % ALIGNMENT == grown.region % ALIGNMENT == 0
+    assert grown.buffer % ALIGNMENT == grown.region % ALIGNMENT == 0
+
+
+def links(world: int, path: Path) -> list[Link]:
+    """Of all ranks, over one file of words."""
+    path.write_bytes(bytes(words_size(world)))
+    words = [SharedFile.at(path, words_size(world)) for _ in range(world)]
+    return [Link(Peer(None, rank, world), torch.device("cpu"), words[rank], 1.0) for rank in range(world)]
+
+
+def test_a_buffer_serves_another_plan_when_all_that_was_given_is_there(tmp_path: Path) -> None:
+    """Also pieces that no row saw, for which no kernel has waited."""
+    mine = links(3, tmp_path / "words")[1]
+    mine.queues = HostQueues(seconds=0.0)
+    mine.await_given()
+    mine.given = {0: 4, 2: 7}
+    write_word(mine.address(Word("gave", 1, 0)), 4)
+    write_word(mine.address(Word("gave", 1, 2)), 6)
+    with pytest.raises(MaskcError, match="epoch 7"):
+        mine.await_given()
+    write_word(mine.address(Word("gave", 1, 2)), 7)
+    mine.await_given()
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_every_word_has_a_place_of_its_own(world: int) -> None:
-    link: Any = SimpleNamespace(world=world, _words=SimpleNamespace(address=1000))
-    at = [Link.address(link, Word(k, h, b)) for k in KINDS for h in range(world) for b in range(world)]
-    at += [Link._broken(link, r) for r in range(world)]
-    assert len(set(at)) == len(at)
-    assert all(a % 4 == 0 and 1000 <= a <= 1000 + words_size(world) - 4 for a in at)
+def test_every_word_has_a_place_of_its_own(world: int, tmp_path: Path) -> None:
+    for link in links(world, tmp_path / "words"):
+        at = [link.address(Word(k, h, b)) for k in KINDS for h in range(world) for b in range(world)]
+        at += [place(r) for r in range(world) for place in (link._broken, link._failed)]
+        assert link.lasting.failed.data_ptr() == link._failed(link.rank)
+        start = link._words.address
+        assert len(set(at)) == len(at)
+        assert all(a % 4 == 0 and start <= a <= start + words_size(world) - 4 for a in at)
+
+
+def test_a_rank_that_gives_up_says_that_results_of_all_are_useless(tmp_path: Path) -> None:
+    """Its streams go on to write into buffers that others may be reading."""
+    made = links(3, tmp_path / "words")
+    assert [link.lasting.failed.item() for link in made] == [0, 0, 0]
+    with suppress(KeyError), made[1].call():
+        made[1].epochs.begin()
+        raise KeyError
+    assert [link.lasting.failed.item() & 0xFFFFFFFF for link in made] == [STOPPED] * 3
+    assert [link.broken for link in made] == [(1,)] * 3
+    with pytest.raises(MaskcError, match="rank 1 gave up"):
+        made[2].complain()
