@@ -189,12 +189,17 @@ class Rank:
 
 
 def give_keys(over: Overlapped, cut: Cut, own: Pair) -> None:
-    """What a rank gives in a call, with flags, after the compute stream, which goes on meanwhile."""
+    """What a rank gives in a call, with flags, after the compute stream, which goes on meanwhile.
+
+    No kernel waits for these flags: those of a call, written without it, would go back.
+    """
+    giving = over.transport.gives
+    assert giving is not None
     over.queues.follow("copy", "compute")
     for reader, piece in over.gifts[cut is over.backward_cut] or ():
         with over.queues.on("copy"):
             over.give(cut, reader, piece, own)
-        over.queues.put("copy", over.address(cut, Word("flag", reader, piece)), over.epoch)
+        over.queues.put("copy", giving.flags(reader)[-1:].data_ptr(), over.epoch)
 
 
 def copy_keys(over: Overlapped, cut: Cut) -> None:
