@@ -7,8 +7,7 @@ from maskc.codegen.render import CudaSource, render
 THREADS, LOADS = 512, 8
 """Threads of a CTA, and 16-byte loads that one has under way: eight CTAs have half a MiB, what a link needs to be full."""
 FILL_THREADS, FILL_RUNS, FILL_READERS = 768, 16, 7
-"""Of "fill": threads of a CTA, which takes a multiprocessor from attention and so has much under way; runs of rows that one
-launch takes, and ranks that it tells."""
+"""Of "fill": threads of a CTA, runs of rows that one launch takes, and ranks that it could tell."""
 
 
 def exchange_source() -> CudaSource:

@@ -140,22 +140,7 @@ def spoil(results: Sequence[Tensor], failed: int) -> None:
     launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Whom a fill of a source buffer tells what. It copies `parts` groups of heads one after another.
-
-    started: address of a word that becomes `epoch` once all CTAs run; those after it, 1 + parts, are zero and left zero.
-    ready: addresses of words that become `told` when the first part is in place, and one more with each further one.
-    """
-
-    started: int
-    epoch: int
-    parts: int
-    told: int
-    ready: tuple[int, ...]
-
-
-def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, offer: Offer | None = None) -> None:
+def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int) -> None:
     """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], by so many CTAs on torch's current stream.
 
     runs: (row of `into`, rows of `own`).
@@ -171,11 +156,6 @@ def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, offer: Offer | N
         params.runs = len(some)
         for i, (place, rows) in enumerate(some):
             params.place[i], params.first[i], params.rows[i] = place, rows.start, rows.stop - rows.start
-        if offer is not None and at + FILL_RUNS >= len(runs):
-            params.started, params.epoch, params.told = offer.started, offer.epoch & 0xFFFFFFFF, offer.told & 0xFFFFFFFF
-            params.parts, params.readers = offer.parts, len(offer.ready)
-            for i, address in enumerate(offer.ready):
-                params.ready[i] = address
         launch(_kernel("fill"), (ctas, 1, 1), FILL_THREADS, Arguments((), params), device=into[0].device)
 
 
@@ -264,7 +244,7 @@ class _CopyParams(ctypes.Structure):
 
 
 class _FillParams(ctypes.Structure):
-    """`FillParams` of exchange.cu.j2."""
+    """`FillParams` of exchange.cu.j2. The kernel can tell readers of parts, too; nobody asks: one part, no readers, null."""
 
     _fields_ = [
         *((name, _POINTER * 2) for name in ("source", "into")),
