@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from maskc.runtime import driver_api
+from maskc.runtime.copies import copy
 from maskc.runtime.layout import Layout
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, visit_order
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Epochs, Turn, Word
-from maskc.runtime.transport import KeyShape, Pair, by_chunk, copy
+from maskc.runtime.transport import KeyShape, Pair, by_chunk
 
 Kind: TypeAlias = Literal["host", "peer"]
 READY = 1 << 30
