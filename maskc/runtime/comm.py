@@ -30,9 +30,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes this process sent while the ledger was open, per destination rank, and per kind ("kv" or "grad").
-
-    """
+    """Bytes this process sent while the ledger was open, per destination rank, and per kind ("kv" or "grad")."""
 
     sent: dict[tuple[str, int], int] = field(default_factory=dict)
 

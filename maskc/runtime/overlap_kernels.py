@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple, TypeVar
@@ -24,7 +24,7 @@ from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_g
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
 from maskc.runtime.overlap_sum import GradientSum, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
-from maskc.runtime.protocol import PARTS, Gift, Word, gifts, told
+from maskc.runtime.protocol import Gift, Word, gifts, told
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major
 
@@ -41,8 +41,8 @@ class Lasting:
 
     flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
     backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
-    no row sees are counted before their keys are there. came: parts of the gradients of own keys that readers have sent, of all epochs.
-    failed: in host memory, not zero once somebody gave up waiting.
+    no row sees are counted before their keys are there. came: parts of the gradients of own keys that readers have sent, of
+    all epochs. failed: in host memory, not zero once somebody gave up waiting.
     """
 
     flags: Tensor
@@ -106,7 +106,8 @@ class KeyBuffer:
     plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: the plans of ranks that this one gives keys.
     timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
     rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
-    allows. Neither changes a result; ranks that give each other keys have the same. holds: the log-sum-exp of the call whose keys lie in the buffer, where its owner says so.
+    allows. Neither changes a result; ranks that give each other keys have the same. holds: the log-sum-exp of the call whose
+    keys lie in the buffer, where its owner says so.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -149,10 +150,10 @@ class KeyBuffer:
         return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
     def _cuts(self, plan: OverlapPlan, groups: int | None) -> tuple[Cut, Cut]:
-        """How calls forward and backward cut a rank's keys. Given keys: by what all ranks know, for owners must come to the same."""
+        """How calls forward and backward cut a rank's keys. Given keys: by what all ranks know, for owners come to the same."""
         shape, rate, heads = self.shape, self.rate, self.shape.heads
         head_bytes = shape.dim_k * shape.dtype.itemsize
-        row_bytes = shape.batch * heads * head_bytes
+        row_bytes = max(1, shape.batch) * heads * head_bytes
         if self.transport.gives is not None:
             chosen = choose_given(plan, self.layout, heads, row_bytes, rate, head_bytes)
         else:

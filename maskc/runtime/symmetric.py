@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maskc.runtime import comm
+from maskc.runtime.copies import Copy, copies_of, copy
 from maskc.runtime.layout import Layout
 from maskc.runtime.link import Link, Room, aligned
 from maskc.runtime.merge import accumulator
@@ -22,7 +23,7 @@ from maskc.runtime.overlap_plan import Cut, OverlapPlan
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Turn, Word
 from maskc.runtime.remember import derived
-from maskc.runtime.transport import Copy, KeyShape, Pair, copy, copies_of
+from maskc.runtime.transport import KeyShape, Pair
 
 
 class Symmetric:
@@ -169,7 +170,7 @@ def most_rows(plan: AttentionPlan) -> int:
 
 
 def room_of(keys: Layout, rows: int, shape: KeyShape) -> Room:
-    """What calls over this layout need on every rank. rows: of the largest key buffer. Any reader may see all of a rank's keys."""
+    """What calls over this layout need on every rank. rows: of the largest key buffer. A reader may see all of a rank's keys."""
     acc = accumulator(shape.dtype)
     held = max(keys.local_length(r) for r in range(keys.world))
     buffer = sum(_bytes(rows, shape, d, shape.dtype) for d in (shape.dim_k, shape.dim_v))

@@ -22,6 +22,7 @@ from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import MaskForm
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
+from maskc.runtime.copies import Copy, copies_of
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
@@ -31,13 +32,11 @@ from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word, last_value
 from maskc.runtime.transport import (
-    Copy,
     HostQueues,
     KeyShape,
     Loopback,
     Pair,
     by_chunk,
-    copies_of,
     head_major,
     read_word,
     write_word,

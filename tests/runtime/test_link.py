@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from maskc.diagnostics import MaskcError
 from maskc.runtime.comm import Peer
+from maskc.runtime.copies import Copy
 from maskc.runtime.layout import Layout
 from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, PIECES, Link, Room, SharedFile, words_size
 from maskc.runtime.overlap import STOPPED
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, visit_order
 from maskc.runtime.protocol import Word
 from maskc.runtime.symmetric import Symmetric, room_of
-from maskc.runtime.transport import Copy, HostQueues, KeyShape, write_word
+from maskc.runtime.transport import HostQueues, KeyShape, write_word
 
 Extent = tuple[int, int]
 
