@@ -1,4 +1,4 @@
-"""Keys taken out of the memory of other ranks, over shared memory: every executor, plans that change from call to call."""
+"""Keys given between ranks, over shared memory: every executor, plans that change from call to call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from maskc.runtime import comm, context_parallel
+from maskc.runtime import comm, context_parallel, overlap_kernels, overlap_pieces
 from maskc.runtime.schedule import DIRECT
 from tests.dist.cases import FORMS, Case, attend, tensors, vectors, verify
 from tests.dist.pool import Pool
@@ -48,6 +48,37 @@ def test_layers_follow_each_other_without_a_word_between_them(ranks: Pool) -> No
     results = ranks.run(3, several_calls, cases)
     for i, case in enumerate(cases):
         verify(case, vectors(case), [r[i] for r in results])
+
+
+def in_small_pieces(rank: int, group: Any, cases: list[Case]) -> tuple[list[dict[str, Any]], int]:
+    """As on a slow link: copies of a few bytes, so of every group of heads by itself. Also the most groups of a call."""
+    groups = [1]
+
+    def chosen(*of: Any) -> Any:
+        made = overlap_pieces.choose_given(*of)
+        groups.extend(g for g, _ in made)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap_pieces, "PIECE_SECONDS", 1e-12)
+        patch.setattr(overlap_pieces, "BACKWARD_PIECE_SECONDS", 2e-10)
+        patch.setattr(overlap_pieces, "LINE_BYTES", 1)
+        patch.setattr(overlap_kernels, "choose_given", chosen)
+        return several_calls(rank, group, cases), max(groups)
+
+
+@pytest.mark.parametrize("strategy", DIRECT)
+def test_heads_come_in_groups_that_owner_and_reader_cut_alike(ranks: Pool, strategy: str) -> None:
+    cases = [
+        Case(
+            3, 48 + seed, seed, FORMS[seed % 4], strategy=strategy, chunk=5, order=order, heads=(8, 4, 1), batch=(1 + seed % 2, 1)
+        )
+        for seed, order in enumerate(("zigzag", "contiguous", "balanced"))
+    ]
+    results = ranks.run(3, in_small_pieces, cases)
+    assert all(most == 4 for _, most in results), "a head a piece"
+    for i, case in enumerate(cases):
+        verify(case, vectors(case), [r[i] for r, _ in results])
 
 
 def keys_moved(rank: int, group: Any, case: Case) -> tuple[list[int], list[torch.Tensor]]:
