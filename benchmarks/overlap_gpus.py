@@ -1,4 +1,4 @@
-"""Attention over several GPUs of one host, one process a GPU: keys out of each other's memory against NCCL and peers.
+"""Attention over several GPUs of one host, one process a GPU: keys given into each other's memory against NCCL and peers.
 
     python -m benchmarks.overlap_gpus [--gpus 2] [--timeout 150] [--out benchmarks/results/overlap_gpus.json] [--match causal]
 

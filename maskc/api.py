@@ -83,7 +83,7 @@ def run(
             Hopper bf16 or fp16), any strides. Query head h reads kv head h // (Hq // Hk).
         group: a process group; with several ranks q, k, v are this rank's rows, in the order of `plan` (without one the
             contiguous equal split, the last rank short).
-        strategy: how keys travel between ranks: "auto", "all-gather", "staged", "ring", or out of the memory of others
+        strategy: how keys travel between ranks: "auto", "all-gather", "staged", "ring", or into each other's memory
             ("gated", "copy-then-attend", "sm-copy").
         scale: factor on the scores, 1 / sqrt(D) by default.
         deterministic: gradients that are bitwise the same in every run.

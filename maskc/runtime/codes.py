@@ -84,7 +84,7 @@ It copies every chunk straight from its owner, so a plan across nodes is made wi
 chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds. A CUDA graph cannot hold such a call:
 its replays would all wait for the flags of one. Its kernels are maskc's own, so backend "flex" has none.""",
     "M723": """Ranks cannot reach each other's memory.
-The strategies "gated", "copy-then-attend" and "sm-copy" take keys out of the memory of other ranks: GPUs of one host that
+The strategies "gated", "copy-then-attend" and "sm-copy" write keys into the memory of other ranks: GPUs of one host that
 torch's symmetric memory connects, or processes of one host for tensors on the CPU. The message says what is missing.
 `strategy="auto"` takes another way then, and says so once in the log ("maskc", level INFO).""",
 }

@@ -35,7 +35,7 @@ GATHER_LIMIT = 2 << 30
 STAGE_SHARE = 0.2
 """Communication over compute, by the model of `machine`, above which "auto" exchanges in stages."""
 DIRECT_SHARE = 0.02
-"""The same, above which "auto" takes keys out of the memory of other GPUs beside the kernel, where that can be done. Where it
+"""The same, above which "auto" lets GPUs give each other keys beside the kernel, where that can be done. Where it
 is less, a new plan at every step may cost the host more than there is to hide (`benchmarks.train --gpus 2`)."""
 
 

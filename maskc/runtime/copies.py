@@ -21,15 +21,11 @@ class Copy(NamedTuple):
 
     @classmethod
     def of(cls, into: Tensor, source: Tensor) -> Copy:
-        """Of pieces of memory [pieces, ...]. Raises ValueError where one operation cannot do it."""
-        plain = into.shape == source.shape and into.dtype == source.dtype and into.numel() > 0
-        if not (plain and into[0].is_contiguous() and source[0].is_contiguous()):
-            raise ValueError(f"no plain copy: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
-        width, pieces = into[0].numel() * into.element_size(), into.shape[0]
-        pitches = [t.stride(0) * t.element_size() if pieces > 1 else width for t in (into, source)]
-        if pitches == [width, width]:
-            width, pieces = width * pieces, 1
-        return cls(into.data_ptr(), source.data_ptr(), width, pieces, (pitches[0], pitches[1]))
+        """The copy of a tensor to another. Raises ValueError where one operation cannot do it."""
+        made = copies_of(into, source)
+        if len(made) != 1:
+            raise ValueError(f"{len(made)} copies: {tuple(source.shape)} {source.dtype} into {tuple(into.shape)} {into.dtype}")
+        return made[0]
 
     @classmethod
     def both(cls, k: Copy, v: Copy) -> tuple[Copy, ...]:

@@ -134,11 +134,11 @@ class KeyBuffer:
         self.holds: Tensor | None = None
         self.forward_cut, self.backward_cut = self._cuts(plan, groups)
         self.cuts_of_readers = {reader: self._cuts(theirs, groups) for reader, theirs in (readers or {}).items()}
-        lasting = lasting or Lasting.of(device, self.forward_cut.words + self.backward_cut.words)
+        self.words = lasting or Lasting.of(device, self.forward_cut.words + self.backward_cut.words)
         if (giving := transport.gives) is None:
-            self.words, (self.keys, self.values) = lasting, shape.empty(plan.rows, device)
+            self.keys, self.values = shape.empty(plan.rows, device)
         else:
-            self.words, (self.keys, self.values) = lasting, giving.buffer(plan.rank, plan.rows)
+            self.keys, self.values = giving.buffer(plan.rank, plan.rows)
             for t in (self.keys, self.values):
                 t.zero_()  # what is never copied must be finite
         self._runs = own_runs(plan, keys)

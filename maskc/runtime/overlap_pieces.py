@@ -118,9 +118,9 @@ def choose_backward_pieces(
     """
     least = _least_bytes(plan, row_bytes, rate)
     possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least)]
-    pieces = {g: g * len(joined(plan, keys, rows).pulls) for g, rows in possible}
     if speed is None or not plan.work:
-        return next((c for c in possible if pieces[c[0]] >= ENOUGH_PIECES), possible[-1])
+        return _enough(plan, keys, possible)
+    pieces = {g: g * len(joined(plan, keys, rows).pulls) for g, rows in possible}
     lent = sum(keys.size_of(c) for _, chunks in plan.lends for c in chunks)
     coming, gradients = (rows * 2 * row_bytes / rate for rows in (sum(s.rows for s in plan.pulls), GRADIENTS * lent))
     attention = BACKWARD_FACTOR * sum(w.cells for w in plan.work) * speed.cell / speed.processors
@@ -157,11 +157,15 @@ def choose_given(
 
     head_bytes: of a row of a head of K.
     """
-    lines = [g for g in range(1, heads + 1) if g == 1 or heads // g * head_bytes >= LINE_BYTES]
-    chosen = []
-    for seconds, enough in ((PIECE_SECONDS, MOST_PIECES), (BACKWARD_PIECE_SECONDS, ENOUGH_PIECES)):
+
+    def possible(seconds: float) -> list[tuple[int, int]]:
         least = _least_bytes(plan, row_bytes, rate, seconds)
-        possible = [(g, round(least / row_bytes * g)) for g in _possible_groups(plan, heads, row_bytes, least) if g in lines]
-        found = (c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= enough)
-        chosen.append(next(found, possible[-1]))
-    return chosen[0], chosen[1]
+        groups = _possible_groups(plan, heads, row_bytes, least)
+        return [(g, round(least / row_bytes * g)) for g in groups if g == 1 or heads // g * head_bytes >= LINE_BYTES]
+
+    return possible(PIECE_SECONDS)[-1], _enough(plan, keys, possible(BACKWARD_PIECE_SECONDS))
+
+
+def _enough(plan: OverlapPlan, keys: Layout, possible: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The first, of the fewest groups, that gives ENOUGH_PIECES, else the last."""
+    return next((c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= ENOUGH_PIECES), possible[-1])

@@ -94,7 +94,7 @@ class OverlapPlan:
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
-        """Ranks that chunks are pulled from, by first use."""
+        """Ranks that chunks come from, by first use."""
         return tuple(dict.fromkeys(s.source for s in self.pulls))
 
     def block_slots(self, block_kv: int) -> NDArray[np.int64]:

@@ -233,7 +233,7 @@ def plan(
         nq, nk: sizes, where the masks do not know them. documents: the segments input that `positions` goes by.
         assign: the rank of every chunk, to fix the assignment by hand; it takes the place of an order.
         hierarchical: a chunk enters a node once (default: when nodes > 1). overlap: exchange during compute.
-        keep_keys: strategies that take keys out of the memory of others do not take them again for a backward, where those
+        keep_keys: strategies by which ranks write keys into each other's memory do not do so again for a backward, where those
             of its forward still lie in the key buffer, which all calls under this plan share: after a recomputed forward,
             or in the last layer.
 

@@ -23,7 +23,7 @@ from maskc.runtime.remember import derived
 STRATEGIES = ("all-gather", "staged", "ring")
 """Exchanges, each with moves of its own."""
 DIRECT = ("gated", "copy-then-attend", "sm-copy")
-"""Ways to take the chunks of all-gather out of the memory of other ranks, which all ranks must be able to reach."""
+"""Ways to bring the chunks of all-gather into the memory of their readers, which all ranks must be able to reach."""
 STAGES = 4
 """Groups of peers of the staged exchange."""
 

@@ -288,7 +288,7 @@ def test_alternating_masks() -> None:
     assert [r and r[0] for r in outcomes(alternating)] == [None, None]
 
 
-# ---------------------------------------------------------------- keys out of each other's memory
+# ---------------------------------------------------------------- keys given into each other's memory
 
 
 def dies_before_it_is_read(rank: int, group: Any) -> None:

@@ -1,6 +1,6 @@
 """`python -m tests.gpu2 --limit SECONDS --out FILE`: two ranks on two GPUs, one process a GPU, over NCCL.
 
-Pairs of processes share the cases over NCCL, others those that take keys out of each other's memory; a pair that hangs or
+Pairs of processes share the cases over NCCL, others those that give keys into each other's memory; a pair that hangs or
 dies is replaced. Many calls in a row and faults have pairs of their own, two devices in one process a last kind; all run
 beside each other, for nothing here is timed. The record is written as results come. Without two GPUs: nothing, unless
 --host, which runs the same over Gloo on small sizes, or --shared, which runs all but two devices in one process on one GPU,
