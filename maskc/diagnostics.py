@@ -50,6 +50,7 @@ class Span:
 
 
 _WIDEST = 160  # characters of a source line that are shown
+_LONGEST = 60  # characters of a value or of an expression in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,11 @@ def _around(line: str, col: int) -> tuple[str, int]:
     first = max(0, min(col - 1 - _WIDEST // 2, len(line) - _WIDEST))
     head, tail = "..." if first else "", "..." if first + _WIDEST < len(line) else ""
     return head + line[first : first + _WIDEST] + tail, col - first + len(head)
+
+
+def shortened(text: str) -> str:
+    """A text as messages show it, of at most 60 characters."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 class MaskcError(Exception):

@@ -19,11 +19,9 @@ from maskc.binding.modes import lasting, outside
 from maskc.binding.sets import build_table
 from maskc.boundary import BlockTable
 from maskc.compiled import CompiledMask
-from maskc.diagnostics import Diagnostic, MaskcError, error
+from maskc.diagnostics import Diagnostic, MaskcError, error, shortened
 from maskc.ir.lower import needs_hole_free
 from maskc.ir.nodes import InputDecl, InputKind, MaskFn
-
-_LONGEST = 60  # characters of a value in a message
 
 
 @outside("bind the mask")
@@ -379,5 +377,4 @@ def _element(what: Named, at: tuple[int, ...], shape: torch.Size, rule: str) -> 
 def _shown(value: object) -> str:
     if isinstance(value, Tensor):
         return "a nested tensor" if value.is_nested else f"a tensor of shape {tuple(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return shortened(repr(value))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskc.binding.constructors import SetSource
-from maskc.diagnostics import MaskcError, Span, error
+from maskc.diagnostics import MaskcError, Span, error, shortened
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -73,9 +73,7 @@ def _from_host(value: object, what: Named) -> Tensor:
             return read(value)
         except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
             pass
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    raise what.error("M412", f"cannot be read as integers: {shown}", "give a list, a numpy array or a tensor")
+    raise what.error("M412", f"cannot be read as integers: {shortened(repr(value))}", "give a list, a numpy array or a tensor")
 
 
 def _by_parts(value: object) -> Tensor:

@@ -7,7 +7,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from maskc.diagnostics import error
+from maskc.diagnostics import error, shortened
 
 
 def tensor_of(name: str, value: object) -> Tensor:
@@ -15,8 +15,7 @@ def tensor_of(name: str, value: object) -> Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        shown = repr(value)
-        raise error("M451", f"{name} is no tensor: {shown if len(shown) <= 60 else shown[:57] + '...'}") from None
+        raise error("M451", f"{name} is no tensor: {shortened(repr(value))}") from None
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise error("M451", f"{name} is a {'nested' if tensor.is_nested else 'sparse'} tensor", None, "give a dense one")
     return tensor

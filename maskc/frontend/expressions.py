@@ -11,7 +11,7 @@ from typing import assert_never
 
 from maskc.diagnostics import Span
 from maskc.frontend import ast, build, units
-from maskc.frontend.hints import ELSEWHERE, count, cut, how_to_declare, is_constant, seen_from, short, short_span, unit_hint
+from maskc.frontend.hints import ELSEWHERE, count, how_to_declare, is_constant, seen_from, short, short_span, unit_hint
 from maskc.frontend.reads import Reads
 from maskc.frontend.scope import Macro, Scope
 from maskc.frontend.units import PLAIN, POSITION, Kind
@@ -109,7 +109,8 @@ class Typer:
 
     def _int(self, value: int, span: Span) -> Value:
         if not INT32_MIN <= value <= INT32_MAX:
-            return self.report("M112", f"`{cut(span.text)}` does not fit in 32 bits", span, f"the largest number is {INT32_MAX}")
+            largest = f"the largest number is {INT32_MAX}"
+            return self.report("M112", f"`{short_span(span)}` does not fit in 32 bits", span, largest)
         return Number(ir.Const(value, span=span), PLAIN)
 
     def _folded(self, expr: ir.Expr, unit: units.Unit, span: Span) -> Value:

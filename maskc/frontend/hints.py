@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.diagnostics import Span
+from maskc.diagnostics import Span, shortened
 from maskc.frontend import ast
 from maskc.frontend.scope import Macro
 from maskc.frontend.units import Kind
@@ -68,8 +68,4 @@ def short(e: ast.Expr) -> str:
 
 
 def short_span(span: Span) -> str:
-    return cut(" ".join(span.text.split()))
-
-
-def cut(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(" ".join(span.text.split()))

@@ -16,6 +16,7 @@ import torch
 from maskc.cli import build_parser, main
 
 Run = Callable[..., tuple[int, str, str]]
+Told = Callable[[str], str]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -31,6 +32,20 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return status, out, err
 
     return run
+
+
+@pytest.fixture
+def told_of(run: Run, tmp_path: Path) -> Told:
+    """What stderr says of a file of inputs with this text; the status is 2."""
+
+    def told_of(text: str) -> str:
+        path = tmp_path / "inputs.json"
+        path.write_text(text)
+        status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
+        assert status == 2
+        return err
+
+    return told_of
 
 
 @pytest.mark.parametrize(
@@ -94,13 +109,10 @@ def test_a_binary_file_is_not_a_mask(run: Run, tmp_path: Path, text: bytes) -> N
         ("", ":1:1"),
     ],
 )
-def test_broken_json_is_shown_with_its_place(run: Run, tmp_path: Path, text: str, place: str) -> None:
-    path = tmp_path / "inputs.json"
-    path.write_text(text)
-    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
-    assert status == 2
+def test_broken_json_is_shown_with_its_place(told_of: Told, text: str, place: str) -> None:
+    err = told_of(text)
     assert err.startswith("error[M542]: not JSON")
-    assert f"{path}{place}\n" in err
+    assert f"inputs.json{place}\n" in err
 
 
 @pytest.mark.parametrize(
@@ -118,11 +130,8 @@ def test_broken_json_is_shown_with_its_place(run: Run, tmp_path: Path, text: str
         ([{"inputs": {"doc": 1}}, {"inputs": {"prefix": 1}}], "item 1"),
     ],
 )
-def test_json_of_another_shape(run: Run, tmp_path: Path, data: object, says: str) -> None:
-    path = tmp_path / "inputs.json"
-    path.write_text(json.dumps(data))
-    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
-    assert status == 2
+def test_json_of_another_shape(told_of: Told, data: object, says: str) -> None:
+    err = told_of(json.dumps(data))
     assert err.startswith("error[M542]: ")
     assert says in err.splitlines()[0]
 
@@ -135,20 +144,14 @@ def test_json_of_another_shape(run: Run, tmp_path: Path, data: object, says: str
         ("[" * 100_000, "deeper than any input"),
     ],
 )
-def test_json_that_says_things_twice_or_without_end(run: Run, tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "inputs.json"
-    path.write_text(text)
-    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
-    assert status == 2
+def test_json_that_says_things_twice_or_without_end(told_of: Told, text: str, says: str) -> None:
+    err = told_of(text)
     assert err.startswith("error[M542]: ")
     assert says in err.splitlines()[0]
 
 
-def test_data_that_do_not_fit_are_the_data_s_fault(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "inputs.json"
-    path.write_text('{"nq": 4, "nk": 4, "inputs": {"doc": {"segments": {"lengths": [2, 9]}}, "prefix": [0, 0]}}')
-    status, _, err = run("explain", DOC_PREFIX, "--inputs", str(path))
-    assert status == 2
+def test_data_that_do_not_fit_are_the_data_s_fault(told_of: Told) -> None:
+    err = told_of('{"nq": 4, "nk": 4, "inputs": {"doc": {"segments": {"lengths": [2, 9]}}, "prefix": [0, 0]}}')
     assert err.startswith("error[M4")
     assert "`doc`" in err
 
