@@ -145,8 +145,9 @@ def section(p: AttentionPlan, part: int = 0, machine: Machine = DEFAULT_MACHINE,
         "rank   attention  transfers  one after the other  beside each other",
     ]
     totals = [a + b for a, b in predict(p, part, machine, masks)]
-    if p.world <= WIDE:
-        lines += [_line(f"{r:4}", t) for r, t in enumerate(totals)]
+    busy = [r for r in range(p.world) if p.rows.chunks_of(r)]
+    if len(busy) <= WIDE:
+        lines += [_line(f"{r:4}", totals[r]) for r in busy]
     mean = Times(*(sum(getattr(t, n) for t in totals) / p.world for n in Times.__slots__))
     slowest = Times(*(max(getattr(t, n) for t in totals) for n in Times.__slots__))
     return "\n".join([*lines, _line("mean", mean), _line("most", slowest)])

@@ -130,13 +130,13 @@ class AttentionPlan(Handled, DataContract):
         """Number of the mask in this plan.
 
         Raises:
-            MaskcError: M706 when the plan was made for other data or another mask.
+            MaskcError: M706 when the plan was made for other data or another mask, M717 for what is no mask.
         """
         if isinstance(spec, int):
             if not 0 <= spec < len(self.parts):
                 raise error("M706", f"there is no mask {spec}: the plan was made for {len(self.parts)}, counted from 0")
             return spec
-        found = vectors_digest(vectors_of(spec, self.rows.length, self.keys.length))
+        found = vectors_digest(vectors_of(arguments.mask_of(spec), self.rows.length, self.keys.length))
         for i, part in enumerate(self.parts):
             if part.digest == found:
                 return i
@@ -150,9 +150,9 @@ class AttentionPlan(Handled, DataContract):
 
     def part_workloads(self, part: int = 0) -> tuple[int, ...]:
         """Workload per rank under one mask alone."""
-        loads = [0] * self.world
+        loads, workloads = [0] * self.world, self.parts[self.part(part)].workloads
         for chunk, rank in enumerate(self.rows.owner):
-            loads[rank] += self.parts[part].workloads[chunk]
+            loads[rank] += workloads[chunk]
         return tuple(loads)
 
     def needed(self, rank: int, part: int = 0) -> frozenset[int]:

@@ -23,16 +23,20 @@ WORLD_LIMIT = 4096
 
 def masks_of(specs: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
     """The masks of the plan. Raises M717 for what is no bound mask."""
+    masks = tuple(specs) if isinstance(specs, (list, tuple)) else (specs,)
+    if not masks:
+        raise error("M715", "a plan needs at least one mask")
+    return tuple(map(mask_of, masks))
+
+
+def mask_of(spec: Spec) -> Spec:
+    """One mask of the plan. Raises M717 for what is no bound mask."""
     from maskc.binding.bound import BoundMask
     from maskc.boundary import BoundaryVectors
 
-    masks = tuple(specs) if isinstance(specs, (list, tuple)) else (specs,)
-    for mask in masks:
-        if not isinstance(mask, BoundMask | BoundaryVectors):
-            raise error("M717", f"a mask of the plan is {type(mask).__name__}, not a bound mask", None, "give mask.bind(...)")
-    if not masks:
-        raise error("M715", "a plan needs at least one mask")
-    return masks
+    if not isinstance(spec, BoundMask | BoundaryVectors):
+        raise error("M717", f"a mask of the plan is {type(spec).__name__}, not a bound mask", None, "give mask.bind(...)")
+    return spec
 
 
 def world_of(world_size: int | None, group: ProcessGroup | None) -> int:

@@ -107,11 +107,17 @@ def _head(p: AttentionPlan) -> str:
 def _ranks(p: AttentionPlan) -> str:
     mean = sum(p.workloads) / p.world
     lines = ["rank    rows    workload  of mean  chunks: positions"]
+    idle = []
     for r in range(p.world):
         chunks = p.rows.chunks_of(r)
+        if not chunks:
+            idle.append(r)
+            continue
         share = p.workloads[r] / mean if mean else 1.0
-        held = f"{' '.join(map(str, chunks))}: {_ranges(p.rows.ranges(chunks))}" if chunks else "idle"
+        held = f"{' '.join(map(str, chunks))}: {_ranges(p.rows.ranges(chunks))}"
         lines.append(f"{r:4} {p.rows.local_length(r):7} {p.workloads[r]:11}  {share:7.4f}  {held}")
+    if idle:
+        lines.append(f"{_named(idle)} without rows")
     slack = p.makespan / p.proven_bound - 1 if p.proven_bound else 0.0
     proof = "optimal: no assignment of these chunks is better" if p.optimal else f"at most {slack:.3%} above the best possible"
     lines.append(
@@ -183,27 +189,30 @@ def across_nodes(p: AttentionPlan) -> int:
 def _links(p: AttentionPlan, row_bytes: int) -> str:
     table = p.schedule("all-gather").rows_sent(p.keys)
     title = "K and V sent forward, from rank (line) to rank (column); dK and dV take the same ways back"
-    if p.world > WIDE:
+    outgoing, incoming = [sum(row) for row in table], [sum(column) for column in zip(*table, strict=True)]
+    linked = [r for r in range(p.world) if outgoing[r] or incoming[r]]
+    if not linked:
+        return f"{title}\n  (nothing)"
+    if len(linked) > WIDE:
         lines = ["rank        sends     receives"]
-        for r in range(p.world):
-            out, into = sum(table[r]), sum(row[r] for row in table)
-            lines.append(f"{r:4} {_bytes(out * row_bytes):>12} {_bytes(into * row_bytes):>12}")
+        lines += [f"{r:4} {_bytes(outgoing[r] * row_bytes):>12} {_bytes(incoming[r] * row_bytes):>12}" for r in linked]
         return "\n".join([title, *lines])
     width = max(9, *(len(_bytes(x * row_bytes)) for row in table for x in row))
-    lines = ["     " + " ".join(f"{r:>{width}}" for r in range(p.world))]
-    for r, row in enumerate(table):
-        lines.append(f"{r:4} " + " ".join(f"{_bytes(x * row_bytes) if x else '-':>{width}}" for x in row))
+    lines = ["     " + " ".join(f"{r:>{width}}" for r in linked)]
+    for r in linked:
+        lines.append(f"{r:4} " + " ".join(f"{_bytes(table[r][c] * row_bytes) if table[r][c] else '-':>{width}}" for c in linked))
     return "\n".join([title, *lines])
 
 
 def _never(p: AttentionPlan) -> str:
     """Transfers of a full all-gather that no row needs."""
-    lines = []
+    readers: dict[tuple[int, ...], list[int]] = {}
     for r in range(p.world):
         needed = p.needed(r)
         unseen = tuple(c for c in range(p.keys.chunk_count) if c not in needed and p.keys.owner[c] != r)
         if unseen:
-            lines.append(f"  to rank {r}: keys {_ranges(p.keys.ranges(unseen))}")
+            readers.setdefault(unseen, []).append(r)
+    lines = [f"  to {_named(ranks)}: keys {_ranges(p.keys.ranges(unseen))}" for unseen, ranks in readers.items()]
     title = f"never sent: {_never_share(p):.1%} of a full all-gather"
     return "\n".join([title, *(lines or ["  (every rank needs every key)"])])
 
@@ -220,6 +229,13 @@ def _strategies(p: AttentionPlan, row_bytes: int) -> str:
         total = sum(map(sum, s.rows_sent(p.keys)))
         lines.append(f"{name:11} {sum(len(step.phases) for step in s.steps):9}  {_bytes(total * row_bytes)}")
     return "\n".join(lines)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Such as "rank 3" or "ranks 0 4-7"; ranks in order."""
+    starts = [r for i, r in enumerate(ranks) if i == 0 or ranks[i - 1] != r - 1]
+    ends = [r + 1 for i, r in enumerate(ranks) if i == len(ranks) - 1 or ranks[i + 1] != r + 1]
+    return f"rank{'s' if len(ranks) > 1 else ''} {_ranges(list(zip(starts, ends, strict=True)))}"
 
 
 def _ranges(ranges: Sequence[Range]) -> str:

@@ -32,8 +32,21 @@ def test_report(golden: Callable[[str, str], None]) -> None:
     golden("plan_given.txt", told(docs([4, 8]), world_size=2, chunk=3, assign=[0, 1, 1, 0], heads_kv=1, head_dim=64))
 
 
-def test_report_of_idle_ranks() -> None:
-    assert "   3       0           0   0.0000  idle" in told(docs([3]), world_size=4)
+def test_ranks_without_rows_are_one_line() -> None:
+    """Three causal rows on ranks 0, 2 and 5 of 40: no line for the others, whatever the section."""
+    text = told(docs([3]), world_size=40, chunk=1, assign=[0, 2, 5], heads_kv=1, head_dim=64)
+    lines = text.splitlines()
+    assert "ranks 1 3-4 6-39 without rows" in lines
+    assert "  to ranks 1 3-4 6-39: keys 0-2" in lines
+    by_rank = [line.split() for line in lines if re.match(r" {3}\d ", line)]
+    assert [fields[0] for fields in by_rank] == ["0", "2", "5"] * 3
+    assert by_rank[3:6] == [["0", "-", "256", "B", "256", "B"], ["2", "-", "-", "256", "B"], ["5", "-", "-", "-"]]
+
+
+def test_a_plan_that_sends_nothing_says_so() -> None:
+    text = told(docs([3]), world_size=2, chunk=3, assign=[1])
+    assert "dV take the same ways back\n  (nothing)\n" in text
+    assert "\nrank 0 without rows\n" in text
 
 
 def test_links_of_many_ranks_are_summed_per_rank() -> None:
