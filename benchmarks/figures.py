@@ -321,7 +321,7 @@ def ablation(data: Data) -> str:
 
 def training_gpus(data: Data) -> str:
     """Step times over several GPUs with one standard deviation."""
-    rows = rows_of(data, ("row", "model", "gpus", "seqlen"), "gpus")
+    rows = rows_of(data, ("row", "model", "gpus", "seqlen"))
     return _steps(rows, lambda r: f"{r['model']}, {length(r['seqlen'])} over {r['gpus']} GPUs")
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +36,9 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks.digest import digests
 from benchmarks.kernels import attention, compile_all
@@ -258,7 +262,15 @@ def dry(cell: Cell) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=(__doc__ or "").splitlines()[0])
+    gpus = argparse.ArgumentParser(add_help=False)
+    gpus.add_argument("--gpus", type=int, default=1, help="more than one: benchmarks.overlap_gpus, which takes all other options")
+    found, rest = gpus.parse_known_args()
+    if found.gpus > 1:
+        from benchmarks import overlap_gpus
+
+        raise SystemExit(overlap_gpus.main(["--gpus", str(found.gpus), *rest]))
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=about, parents=[gpus])
     parser.add_argument("--timeout", type=float, default=110.0, help="seconds; cells that are not reached are named")
     parser.add_argument(
         "--seconds", type=float, default=0.6, help="of rounds per cell and direction, twice that where it is close"
@@ -272,15 +284,10 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="run only what OUT does not have of these kernels")
     parser.add_argument("--claims", type=Path, help="a file by which several processes, one per GPU, deal cells among them")
     parser.add_argument("--merge", type=Path, nargs="+", help="write the rows of these files to OUT; nothing is run")
-    parser.add_argument("--gpus", type=int, default=1, help="more than one: benchmarks.overlap_gpus")
     args = parser.parse_args()
     if args.merge:
         merged(args.out, args.merge).write()
         return
-    if args.gpus > 1:
-        from benchmarks import overlap_gpus
-
-        raise SystemExit(overlap_gpus.main(["--gpus", str(args.gpus), "--timeout", str(args.timeout)]))
     every = list(cells())
     chosen = [every[i] for i in (args.cells or range(len(every)))]
     chosen = [c for c in chosen if c.mask in args.masks and c.seqlen <= args.longest]

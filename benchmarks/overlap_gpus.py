@@ -26,6 +26,7 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from torch import Tensor
 
 from benchmarks.digest import digests
 from benchmarks.kernels import attention, compile_all
+from benchmarks.machine import machine
 from benchmarks.masks import mask_case
 from benchmarks.overlap_bars import DIRECTIONS, as_rows, bars
 from benchmarks.overlap_bounds import best, soonest_end
@@ -342,10 +344,10 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
     peer = Peer.of(dist.group.WORLD)
     rows: list[dict[str, Any]] = []
     if rank == 0:
-        measured_with()
+        digests()  # takes seconds
     everywhere = [w for w in EVERYWHERE if args.way in w]
     every = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
-    for number, cell in enumerate(replace(c, rows=c.rows // args.shrink) for c in cells(world) if args.match in str(c)):
+    for number, cell in enumerate(replace(c, rows=c.rows // args.shrink) for c in cells(world) if re.search(args.match, str(c))):
         left = torch.tensor([deadline - time.time()], device=device)
         dist.all_reduce(left, op=dist.ReduceOp.MIN)
         if left.item() < 3:
@@ -364,7 +366,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
     if args.profile and ON_GPUS:
         cell = next(cells(world))
         case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
-        copying = copying_ctas(Rank(peer, device, cell, case, case.spec()), every[: len(WAYS)])
+        copying = copying_ctas(Rank(peer, device, cell, case, case.spec()), [w for w in every if w in WAYS])
         if rank == 0:
             write(args.out, world, rows, copying)
             print(copying, flush=True)
@@ -413,16 +415,13 @@ def copying_ctas(rank: Rank, ways: Sequence[str]) -> dict[str, dict[str, int]]:
 
 def write(out: Path, world: int, rows: list[dict[str, Any]], copying: dict[str, dict[str, int]] | None = None) -> None:
     """Beside what stands there of other cells and ways, if it was measured with the same sources."""
-    driver, sources = measured_with()
+    sources = digests()
     old = json.loads(out.read_text()) if out.exists() else {}
     kept = old if old.items() >= sources.items() else {}
     fresh = {_name(r) for r in rows}
     everything = [r for r in kept.get("rows", []) if _name(r) not in fresh] + rows
     record = {
-        "device": torch.cuda.get_device_name() if ON_GPUS else "host",
-        "driver": driver,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if ON_GPUS else None,  # type: ignore[no-untyped-call]
-        "torch": torch.__version__,
+        **machine(),
         "gpus": world,
         **sources,
         "rows": everything,
@@ -437,21 +436,12 @@ def _name(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(k) for k in ("mask", "seqlen", "batch", "heads", "kv_heads", "world", "way"))
 
 
-@cache
-def measured_with() -> tuple[str | None, dict[str, str]]:
-    """Driver, and the digests of the sources."""
-    if not ON_GPUS:
-        return None, digests()
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout.strip(), digests()
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_gpus.json")
-    parser.add_argument("--match", default="", help="cells that have this in their line")
+    parser.add_argument("--match", default="", help="cells in whose line this regular expression is found")
     parser.add_argument("--way", default="", help="ways that have this in their name")
     parser.add_argument("--torch", action="store_true", help="torch's context parallelism too")
     parser.add_argument("--profile", action="store_true", help="at the end, which kernels copy, and by how many CTAs")

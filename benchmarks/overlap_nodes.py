@@ -29,10 +29,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 import maskc
+from benchmarks.digest import digests
 from benchmarks.kernels import compile_all
+from benchmarks.machine import machine
 from benchmarks.masks import mask_case
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
-from benchmarks.overlap_gpus import measured_with, sources_of
+from benchmarks.overlap_gpus import sources_of
 from benchmarks.overlap_times import Stopwatch
 from benchmarks.overlap_ways import ON_GPUS, exit_codes
 from benchmarks.train_ablation import INSIDE, LINK_RATE
@@ -199,9 +201,7 @@ def serve(nodes: Sequence[int], meet: str, until: float, out: Path, shrink: int)
 
 
 def write(out: Path, gpus: int, rows: list[dict[str, Any]]) -> None:
-    driver, sources = measured_with()
-    about = {"device": torch.cuda.get_device_name() if ON_GPUS else "host", "driver": driver, "torch": torch.__version__}
-    out.write_text(json.dumps({**about, "gpus": gpus, **sources, "rows": rows}, indent=1) + "\n")
+    out.write_text(json.dumps({**machine(), "gpus": gpus, **digests(), "rows": rows}, indent=1) + "\n")
 
 
 def main() -> int:

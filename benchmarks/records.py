@@ -15,7 +15,7 @@ COMMANDS = {
     "balance_masks": "python -m benchmarks.balance",
     "gpu_tests": "python -m tests.gpu",
     "ablation": "python -m benchmarks.train --ablate",
-    "gpus": "python -m benchmarks.train --gpus 2",
+    "train_gpus": "python -m benchmarks.train --gpus 2 --ablate",
 }
 """What makes a file or a part of one, where it is not `python -m benchmarks.NAME`."""
 
@@ -88,10 +88,11 @@ def spread(values: Iterable[float]) -> str:
 
 
 def origin(name: str) -> str:
-    """Where a file was recorded: device, versions, digest of the kernel sources."""
+    """Where a file was recorded: device, versions, digests of the kernel sources."""
     data = results(name)
     parts = [str(data["device"])] if "device" in data else []
-    parts += [f"{label} {data[key]}" for key, label in (("torch", "torch"), ("nvrtc", "NVRTC")) if key in data]
+    versions = {"driver": "driver", "nccl": "NCCL", "torch": "torch", "nvrtc": "NVRTC"}
+    parts += [f"{label} {data[key]}" for key, label in versions.items() if data.get(key) is not None]
     if "digest" in data:
         parts.append(f"kernel sources `{data['digest'][:16]}`")
     if "gated_digest" in data:

@@ -230,8 +230,8 @@ FIGURES: tuple[Figure, ...] = (
         "training, GPUs",
         "Training steps over several GPUs",
         "One sequence split over the GPUs of a host; whiskers are one standard deviation.",
-        "train.json",
-        "python -m benchmarks.train --gpus 2",
+        "train_gpus.json",
+        "python -m benchmarks.train --gpus 2 --ablate",
         figures.training_gpus,
     ),
     Figure(

@@ -294,7 +294,7 @@ def training_gpus() -> str:
     """Whole steps of one model over several GPUs."""
     body: list[Sequence[object]] = []
     first: dict[tuple[object, ...], float] = {}
-    for r in rows_of("train", "row", key="gpus"):
+    for r in rows_of("train_gpus", "row"):
         cell = r["model"], r["seqlen"], r["gpus"]
         what = [f"{r['model']}, {length(r['seqlen'])} over {r['gpus']} GPUs", r["row"]]
         if "problem" in r:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.train [--model dense moe] [--attention maskc flex sdpa] [--seqlen 8192 ...] [--out FILE]
     python -m benchmarks.train --ablate [--world 8]
-    python -m benchmarks.train --gpus 2 [--seqlen 32768]
+    python -m benchmarks.train --gpus 2 [--ablate] [--seqlen 32768]
     python -m benchmarks.train [...] --resume
 
 A step is: bind the documents of a new batch, forward, loss, backward, AdamW. Documents change at every step. The attentions
@@ -10,9 +10,10 @@ take turns step by step, on the same batches and from the same weights, so that 
 steps the `--drop` fastest and slowest are left out; what remains gives mean and standard deviation. "attention" is the forward
 and backward of all layers' attention alone, on random tensors of the same shapes and the last batch's mask.
 
-`--ablate` is the paper's ablation on simulated ranks, see `benchmarks.train_ablation`; `--gpus N` splits the sequence over N
-GPUs, see `benchmarks.train_gpus`. All write to one file, after every row, and keep what the others wrote there, if it is of the
-same sources and device. `--resume` goes on where an earlier call was ended: rows that are there with as many steps are kept.
+`--ablate` is the paper's ablation on simulated ranks, see `benchmarks.train_ablation`. `--gpus N` splits the sequence over N
+GPUs, see `benchmarks.train_gpus`; with `--ablate` in every way between dual chunk and all of maskc, else in these two. Files are
+written after every row. The first two share one, and keep what the other wrote there, if it is of the same sources and machine.
+`--resume` goes on where an earlier call was ended: rows that are there with as many steps are kept.
 
 Without a GPU everything runs small and in fp32 or fp64, to be tested; such times say nothing and are not written by default.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -32,13 +34,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).parents[1])
+
 import maskc
 from benchmarks import train_ablation, train_gpus
-from benchmarks.digest import digest, gated_digest
+from benchmarks.digest import digest, digests
+from benchmarks.machine import machine
 from benchmarks.train_model import Attend, Shape
 from benchmarks.train_steps import Batch, Setting, batches, learn, new_model, seconds, trimmed
 
-RESULTS = Path(__file__).parent / "results" / "train.json"
+RESULTS = Path(__file__).parent / "results"
 IDENTITY = ("model", "shape", "attention", "row", "seqlen", "batch", "sparsity", "ranks", "link", "gpus")
 """What a row is, beside what was measured."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -216,7 +222,9 @@ def shapes(a: argparse.Namespace) -> dict[str, Shape]:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m benchmarks.train", description=(__doc__ or "").splitlines()[0])
-    p.add_argument("--model", nargs="+", choices=("dense", "moe"), default=None, help="default: both; with --ablate, dense")
+    p.add_argument(
+        "--model", nargs="+", choices=("dense", "moe"), default=None, help="default: both; with --ablate or --gpus, dense"
+    )
     p.add_argument("--attention", nargs="+", choices=tuple(ATTENTION), default=list(ATTENTION))
     p.add_argument(
         "--seqlen", type=int, nargs="+", default=None, help="default 8192; with --gpus 32768; with --ablate 8192 a rank"
@@ -225,9 +233,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--sparsity", type=float, nargs="+", default=None, help="shares of cells that documents hide: 0.86; with --ablate three"
     )
-    p.add_argument("--steps", type=int, default=None, help="default 20; with --ablate 70")
-    p.add_argument("--drop", type=int, default=None, help="of the fastest and of the slowest; default 3; with --ablate 10")
-    p.add_argument("--layers", type=int, default=None, help="default 4; with --ablate 2")
+    p.add_argument("--steps", type=int, default=None, help="default 20; with --ablate on one device 70")
+    p.add_argument(
+        "--drop", type=int, default=None, help="of the fastest and of the slowest; default 3; with --ablate on one device 10"
+    )
+    p.add_argument("--layers", type=int, default=None, help="default 4; with --ablate on one device 2")
     for name, value in {"width": 2048, "heads": 64, "kv-heads": 8, "head-dim": 128, "hidden": 4096}.items():
         p.add_argument(f"--{name}", type=int, default=value)
     p.add_argument("--vocabulary", type=int, default=32_000)
@@ -237,41 +247,43 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=tuple(DTYPES), default=None, help="bf16 on a GPU, fp32 on a CPU")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--gpus", type=int, default=1)
-    p.add_argument("--ablate", action="store_true", help="the paper's ablation, ranks simulated on one device")
+    p.add_argument(
+        "--ablate", action="store_true", help="the paper's ablation, ranks simulated on one device, or with --gpus on as many"
+    )
     p.add_argument("--world", type=int, default=8, help="simulated ranks of --ablate")
     p.add_argument(
         "--link", choices=("host", "peer"), default="host", help="--ablate: other ranks in host memory, or on a second GPU"
     )
     p.add_argument("--seconds", type=float, default=inf, help="--ablate: begin no row after so many")
     p.add_argument("--resume", action="store_true", help="keep the rows of the file that have as many steps")
-    p.add_argument("--out", type=Path, default=None, help=f"default on a GPU: {RESULTS.name}; on a CPU nothing is written")
+    p.add_argument("--out", type=Path, default=None, help="default on a GPU: train.json, or train_gpus.json; on a CPU none")
     return p
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     p = parser()
     a = p.parse_args(arguments)
-    steps, drop = a.steps or (70 if a.ablate else 20), a.drop if a.drop is not None else (10 if a.ablate else 3)
+    several = a.gpus > 1
+    simulated = a.ablate and not several
+    steps, drop = a.steps or (70 if simulated else 20), a.drop if a.drop is not None else (10 if simulated else 3)
     if a.device == "cuda" and a.gpus > torch.cuda.device_count():
         p.error(f"--gpus {a.gpus}: there are {torch.cuda.device_count()}")
-    if a.gpus > 1 and a.ablate:
-        p.error("--gpus: the ablation simulates its ranks on one GPU")
-    if a.ablate and a.batch != 1:
+    if simulated and a.batch != 1:
         p.error("--batch: the ablation packs everything into one sequence")
     if steps <= 2 * drop:
         p.error(f"--drop {drop} leaves nothing of --steps {steps}")
-    if len(a.sparsity or ()) > 1 and not a.ablate:
-        p.error("--sparsity: more than one is for --ablate")
-    a.layers = a.layers or (2 if a.ablate else 4)
-    a.sparsity = tuple(a.sparsity or (train_ablation.SPARSITIES if a.ablate else (0.86,)))
+    if len(a.sparsity or ()) > 1 and not simulated:
+        p.error("--sparsity: more than one is for --ablate on one device")
+    a.layers = a.layers or (2 if simulated else 4)
+    a.sparsity = tuple(a.sparsity or (train_ablation.SPARSITIES if simulated else (0.86,)))
     device = torch.device("cuda", torch.cuda.current_device()) if a.device == "cuda" else torch.device(a.device)
     dtype = DTYPES[a.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU: times say nothing about GPUs"
     print(f"{name}; torch {torch.__version__}; {dtype}")
-    key = "ablation" if a.ablate else "gpus" if a.gpus > 1 else "rows"
-    file = File(a.out or (RESULTS if device.type == "cuda" else None), name, key, a.resume)
-    for model in a.model or (["dense"] if a.ablate else ["dense", "moe"]):
-        for seqlen in a.seqlen or [8192 * a.world if a.ablate else 32_768 if a.gpus > 1 else 8192]:
+    out = a.out or (RESULTS / ("train_gpus.json" if several else "train.json") if device.type == "cuda" else None)
+    file = File(out, "ablation" if simulated else "rows", a.resume, a.gpus)
+    for model in a.model or (["dense"] if a.ablate or several else ["dense", "moe"]):
+        for seqlen in a.seqlen or [8192 * a.world if simulated else 32_768 if several else 8192]:
             s = Setting(device, dtype, seqlen, a.batch, steps, drop)
             shape = shapes(a)[model]
             of = {"model": model, "shape": asdict(shape)}
@@ -283,28 +295,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(shape: Shape, s: Setting, a: argparse.Namespace, there: Callable[[Row], bool]) -> Iterator[Row]:
     """The rows that are not `there` already."""
-    if a.ablate:
+    if a.ablate and a.gpus == 1:
         yield from train_ablation.rows(shape, s, a.sparsity, a.world, a.link, a.seconds, there)
         return
     (sparsity,) = a.sparsity
     same: Row = {"seqlen": s.seqlen, "sparsity": sparsity}
     if a.gpus > 1:
-        same["gated_digest"] = gated_digest()
-        ways = [w for w in train_gpus.WAYS if not there({**same, "gpus": a.gpus, "row": w.name})]
-        yield from ({**row, **same} for row in train_gpus.rows(shape, s, a.gpus, sparsity, ways))
+        ways = train_gpus.WAYS if a.ablate else (train_gpus.WAYS[0], train_gpus.WAYS[-1])
+        wanted = [w for w in ways if not there({**same, "gpus": a.gpus, "row": w.name})]
+        yield from train_gpus.rows(shape, s, a.gpus, sparsity, wanted)
     elif not all(there({**same, "batch": s.batch, "attention": name}) for name in a.attention):  # they take turns
         yield from compare(a.attention, shape, s, sparsity)
 
 
 class File:
-    """The rows under one key of the file, beside those of other keys where device and sources are the same.
+    """The rows under one key of the file, beside those of other keys where machine and sources are the same.
 
-    path: None for no file. resume: begin with the rows that are there.
+    path: None for no file. resume: begin with the rows that are there. gpus: over how many a sequence is split.
     """
 
-    def __init__(self, path: Path | None, device: str, key: str, resume: bool) -> None:
+    def __init__(self, path: Path | None, key: str, resume: bool, gpus: int) -> None:
         self.path, self.key = path, key
-        self.head = {"device": device, "torch": torch.__version__, "digest": digest() if path is not None else ""}
+        sources: Row = {} if path is None else {"gpus": gpus, **digests()} if gpus > 1 else {"digest": digest()}
+        self.head = {**machine(), **sources}
         before = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
         self.kept = before if all(before.get(n) == v for n, v in self.head.items()) else {}
         self.rows: list[Row] = list(self.kept.get(key, ())) if resume else []

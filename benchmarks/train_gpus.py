@@ -47,8 +47,11 @@ WAYS = (
     Way("dual chunk, plain gather", "zigzag", "all-gather", prune=False),
     Way("+ HCC-IPO", "balanced", "all-gather", prune=False),
     Way("+ pruning", "balanced", "all-gather"),
+    Way("+ overlap", "zigzag", "gated"),
+    Way("+ HCC-IPO + overlap, pruning off", "balanced", "gated", prune=False),
     Way("full", "balanced", "gated"),
 )
+"""From one to all of what maskc does: the first and the last are always measured, the others with --ablate."""
 
 
 def rows(shape: Shape, s: Setting, world: int, sparsity: float, ways: Sequence[Way] = WAYS) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ def rows(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     out = tmp_path / "train.json"
     assert train.main([*SMALL.split(), *arguments, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
-    return next(found[key] for key in ("ablation", "gpus", "rows") if key in found)
+    return next(found[key] for key in ("ablation", "rows") if key in found)
 
 
 def test_every_attention_trains_the_same_model(tmp_path: Path) -> None:
@@ -269,17 +269,23 @@ def test_groups_are_filled_up() -> None:
 
 
 def test_ranks_learn_what_one_process_learns(tmp_path: Path) -> None:
-    """A sequence over two processes, in every way of the table: losses before and after three steps of AdamW in fp64."""
+    """A sequence over two processes, in every way of the table: losses before and after three steps of AdamW in fp64.
+
+    --ablate lists them all; without it the first and the last are kept.
+    """
     (alone,) = rows(tmp_path, "--attention", "maskc", "--model", "dense")
-    found = rows(tmp_path, "--gpus", "2", "--model", "dense")
+    found = rows(tmp_path, "--gpus", "2", "--ablate")
     assert [r["row"] for r in found] == [w.name for w in train_gpus.WAYS]
     for r in found:
         assert "problem" not in r
         assert r["first_loss"] == pytest.approx(alone["first_loss"], rel=1e-9)
         assert r["last_loss"] == pytest.approx(alone["last_loss"], rel=1e-9)
     out = tmp_path / "train.json"
-    out.write_text(json.dumps({**json.loads(out.read_text()), "gpus": found[1:]}))
-    again = rows(tmp_path, "--gpus", "2", "--model", "dense", "--resume")
+    record = json.loads(out.read_text())
+    assert record["gpus"] == 2
+    assert {"device", "driver", "nccl", "torch", "digest", "gated_digest"} < set(record)
+    out.write_text(json.dumps({**record, "rows": found[1:]}))
+    again = rows(tmp_path, "--gpus", "2", "--resume")
     assert again[:-1] == found[1:]
     assert again[-1]["row"] == found[0]["row"]
 

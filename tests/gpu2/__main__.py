@@ -24,9 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.digest import digests
+from benchmarks.machine import machine
 from maskc.runtime.schedule import DIRECT
 from tests.gpu2 import cases, devices, faults, place, soak
 from tests.gpu2.worker import main as serve
@@ -196,11 +195,9 @@ class Report:
     def write(self) -> Record:
         failed = sum(bool(c["problem"]) for c in self._cases)
         record = {
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "host",
+            **machine(),
             "gpus": place.gpus(),
             "over": place.backend(),
-            "torch": torch.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
             **self._about(),
             "passed": len(self._cases) - failed,
             "failed": failed,
