@@ -9,7 +9,7 @@ from __future__ import annotations
 
 FINE, COARSE = 8, 4
 """Chunks a rank, about."""
-EVEN = 0.01
+EVEN = 0.005
 """Imbalance that is worth larger chunks."""
 TILE = 128
 """Chunks are multiples of this, unless they are hardly that long."""

@@ -32,23 +32,33 @@ class Machine:
     head_dim: int = 128
     itemsize: int = 2
 
-    def compute_seconds(self, workload: int, costs: TileCosts, tile: tuple[int, int], heads: int, head_dim: int) -> float:
+    def compute_seconds(
+        self, workload: float, costs: TileCosts, tile: tuple[int, int], heads: int | None, head_dim: int | None
+    ) -> float:
         """Forward seconds for a workload in tile costs, every UNMASKED tile at full rate."""
         cells = workload / costs.unmasked * tile[0] * tile[1]
-        return cells * heads * head_dim * FORWARD_FLOPS / self.flops
+        return cells * (heads or self.heads) * (head_dim or self.head_dim) * FORWARD_FLOPS / self.flops
 
     def bytes_per_row(self, heads_kv: int, head_dim: int) -> int:
         """K and V of one row."""
         return 2 * heads_kv * head_dim * self.itemsize
 
+    def apart(self, compute: float, rows: int, heads_kv: int | None, head_dim: int | None) -> float:
+        """Seconds of a training step inside a node: forward seconds of attention, and keys of so many rows that come in.
+
+        One after the other: keys twice, and their gradients, which have twice the bytes, go back.
+        """
+        moved = rows * self.bytes_per_row(heads_kv or self.heads_kv, head_dim or self.head_dim)
+        return compute * (1 + BACKWARD_FACTOR) + 4 * moved / self.intra
+
     def step_cost(
         self, costs: TileCosts, tile: tuple[int, int], heads: int | None, heads_kv: int | None, head_dim: int | None
     ) -> Callable[[int, int], float]:
         """Seconds of a training step from (makespan, rows into the busiest node): compute or link, whichever takes longer."""
-        h, hk, d = heads or self.heads, heads_kv or self.heads_kv, head_dim or self.head_dim
+        hk, d = heads_kv or self.heads_kv, head_dim or self.head_dim
 
         def seconds(makespan: int, rows: int) -> float:
-            compute = self.compute_seconds(makespan, costs, tile, h, d) * (1 + BACKWARD_FACTOR)
+            compute = self.compute_seconds(makespan, costs, tile, heads, head_dim) * (1 + BACKWARD_FACTOR)
             return max(compute, rows * self.bytes_per_row(hk, d) * DIRECTIONS / self.inter + self.latency)
 
         return seconds

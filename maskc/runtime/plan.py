@@ -7,31 +7,31 @@ of process groups. It can be made one step ahead in a data-loader worker.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.handles import Handled
 from maskc.runtime import chunking
 from maskc.runtime import layout as layouts
 from maskc.runtime import plan_arguments as arguments
+from maskc.runtime.arcs import arcs
 from maskc.runtime.balance import RUN_TIME, Assignment, Effort, balance, with_owner
 from maskc.runtime.layout import Layout, Range
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.node_balance import Problem, Traffic, balance_nodes
 from maskc.runtime.plan_arguments import Order, Spec
 from maskc.runtime.plan_data import DataContract
+from maskc.runtime.plan_parts import MaskPart, Masks
 from maskc.runtime.plan_specs import segments_of, sizes_of, spec_name, tilings_of, vectors_digest, vectors_of
 from maskc.runtime.remember import derived
 from maskc.runtime.schedule import Schedule, make_schedule
-from maskc.runtime.tile_work import TileCosts, TileWork, tile_work
+from maskc.runtime.tile_work import TileCosts, TileWork, tabled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,21 +40,6 @@ Direction: TypeAlias = Literal["forward", "backward"]
 CHUNK_LIMIT = 4096
 NODE_EPSILON = 0.02
 """Load band of the swaps between nodes when `epsilon` is not given."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskPart:
-    """What the plan keeps of one mask.
-
-    digest: of its vectors. weight: layers that use it. need[i]: bit j says that row chunk i sees key chunk j.
-    workloads: per row chunk, in tile costs, summed over batch items and heads.
-    """
-
-    name: str
-    digest: str
-    weight: int
-    need: tuple[int, ...]
-    workloads: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=True)
@@ -258,17 +243,17 @@ def plan(
     if order == "zigzag-document":
         arguments.check_documents(tilings, segments)
 
-    def made(size: int | None) -> AttentionPlan:
-        rows, keys = _layouts(order, sizes, world, size, assign, tilings)
-        works = tuple(tile_work(v, rows, keys) for v in vectors)
-        draft = AttentionPlan(
+    batch = Masks(masks, vectors, weights, costs)
+
+    def drafted(rows: Layout, keys: Layout, works: tuple[TileWork, ...], method: str) -> AttentionPlan:
+        return AttentionPlan(
             world=world,
             nodes=nodes,
             order=order if assign is None else "given",
-            method="as given" if assign is not None else order,
+            method=method,
             rows=rows,
             keys=keys,
-            parts=_parts(masks, vectors, works, costs, weights),
+            parts=batch.parts(works),
             documents=tilings,
             segments=segments,
             workloads=(0,) * world,
@@ -286,9 +271,27 @@ def plan(
             keep_keys=keep_keys,
             version=_version(),
         )
+
+    def made(size: int | None) -> AttentionPlan:
+        rows, keys = _layouts(order, sizes, world, size, assign, tilings)
+        works = batch.works(rows, keys)
+        draft = drafted(rows, keys, works, "as given" if assign is not None else order)
         if order == "balanced" and assign is None:
             return _balanced(draft, works, effort, machine, epsilon is not None)
         return assigned(draft, _judge(draft, effort), draft.method)
+
+    def in_arcs(limit: float) -> AttentionPlan | None:
+        tile = tabled(sizes[0])
+        work, needs = batch.by_tile(tile)
+        unit = machine.compute_seconds(1 / batch.items, costs, (tile, tile), heads, head_dim)
+        price = machine.apart(0.0, tile, heads_kv, head_dim) / machine.apart(unit, 0, heads_kv, head_dim)
+        rows = arcs(work, needs, world, tile, sizes[0], price, limit)
+        if rows is None or rows.chunk_count > CHUNK_LIMIT:
+            return None
+        draft = drafted(rows, rows, batch.works(rows, rows), "arcs")
+        joint = _joint(draft)
+        mean = -(-sum(joint) // world)
+        return assigned(draft, with_owner(Assignment(rows.owner, (0,) * world, mean, mean), joint, rows.owner), draft.method)
 
     if chunk is not None or assign is not None:
         return made(chunk)
@@ -297,20 +300,28 @@ def plan(
     )
     if order != "balanced" or nodes > 1 or epsilon is not None or fine == coarse:
         return made(fine)
-    return _coarser(made(fine), made(coarse))
+    first = made(fine)
+    others = [made(coarse)]
+    if sizes[0] == sizes[1] and 1 < world <= sizes[0] // (chunking.FINE * chunking.TILE):
+        others += filter(None, [in_arcs(max(first.imbalance - 1, chunking.EVEN))])
+    return _best(first, others, machine, batch.items)
 
 
-def _coarser(fine: AttentionPlan, coarse: AttentionPlan) -> AttentionPlan:
-    """The plan of larger chunks where rows and work are as even and fewer keys travel, else that of smaller ones."""
+def _best(first: AttentionPlan, others: Sequence[AttentionPlan], machine: Machine, items: int) -> AttentionPlan:
+    """The fastest by the model of those that leave the ranks as few rows and as even work as the first, or that itself."""
 
     def rows(p: AttentionPlan) -> int:
         return max(map(p.rows.local_length, range(p.world)))
 
-    def travels(p: AttentionPlan) -> int:
-        return sum(part.weight * sum(p.received(i)) for i, part in enumerate(p.parts))
+    def seconds(p: AttentionPlan) -> float:
+        """Of the layers and one batch item, on the rank that takes longest."""
+        compute = partial(machine.compute_seconds, costs=p.costs, tile=p.tile, heads=p.heads, head_dim=p.head_dim)
+        arriving = np.sum([part.weight * np.array(p.received(i)) for i, part in enumerate(p.parts)], axis=0).tolist()
+        ranks = zip(p.workloads, arriving, strict=True)
+        return max(machine.apart(compute(work / items), keys, p.heads_kv, p.head_dim) for work, keys in ranks)
 
-    even = coarse.imbalance <= max(fine.imbalance, 1 + chunking.EVEN) and rows(coarse) <= rows(fine)
-    return coarse if even and travels(coarse) < travels(fine) else fine
+    even = [p for p in others if p.imbalance <= max(first.imbalance, 1 + chunking.EVEN) and rows(p) <= rows(first)]
+    return min([first, *even], key=seconds)
 
 
 def _balanced(
@@ -405,24 +416,6 @@ def _layouts(
     if rows.chunk_count > CHUNK_LIMIT:
         raise error("M714", f"{rows.chunk_count} chunks; a plan holds at most {CHUNK_LIMIT}", None, "choose a larger chunk")
     return rows, rows if nk == nq else layouts.contiguous(nk, world, chunk)
-
-
-def _parts(
-    masks: Sequence[Spec],
-    vectors: Sequence[BoundaryVectors],
-    works: Sequence[TileWork],
-    costs: TileCosts,
-    weights: Sequence[int],
-) -> tuple[MaskPart, ...]:
-    heads = math.lcm(*(v.heads for v in vectors))
-    batch = math.lcm(*(v.batch for v in vectors))
-    parts = []
-    for i, (mask, v, work) in enumerate(zip(masks, vectors, works, strict=True)):
-        share = heads // v.heads * (batch // v.batch)  # a mask shared by heads or items is worked through for each
-        loads = tuple((work.cost(costs) * share).tolist())
-        need = tuple(int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little") for row in work.need)
-        parts.append(MaskPart(spec_name(mask), vectors_digest(v), weights[i], need, loads))
-    return tuple(parts)
 
 
 def _version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -127,19 +128,21 @@ def _ranks(p: AttentionPlan) -> str:
 
 
 def _orders(spec: Spec, p: AttentionPlan, row_bytes: int) -> str:
-    """Imbalance and traffic of the usual ways, on the same chunks where the way assigns chunks."""
-    shared = {"nodes": p.nodes, "nq": p.rows.length, "nk": p.keys.length, "costs": p.costs}
+    """Imbalance and traffic of the usual ways, on the same chunks where a way assigns chunks and these are even."""
+    chunk = p.rows.chunk or chunking.default_chunk(p.rows.length, p.world)
+    made = partial(plan, spec, world_size=p.world, nodes=p.nodes, nq=p.rows.length, nk=p.keys.length, costs=p.costs, chunk=chunk)
     ways: dict[str, AttentionPlan] = {}
     for order in ("contiguous", "zigzag"):
         with suppress(MaskcError):  # M714: with many ranks there may be more pieces than a plan holds
-            ways[order] = plan(spec, world_size=p.world, order=order, chunk=p.rows.chunk, **shared)  # type: ignore[arg-type]
+            ways[order] = made(order=order)
     if p.rows.bounds == p.keys.bounds:
-        loads = p.parts[0].workloads
-        ways["heap"] = assigned(p, greedy(loads, p.world), "heap")
-        ways["LPT"] = assigned(p, balance(loads, p.world, pairs=False), "LPT")
-        ways["HCC-IPO"] = assigned(p, balance(loads, p.world, Effort()), "HCC-IPO")
+        base = p if p.rows.chunk else made()
+        loads = base.parts[0].workloads
+        ways["heap"] = assigned(base, greedy(loads, p.world), "heap")
+        ways["LPT"] = assigned(base, balance(loads, p.world, pairs=False), "LPT")
+        ways["HCC-IPO"] = assigned(base, balance(loads, p.world, Effort()), "HCC-IPO")
         if p.nodes == 1 < p.world <= WIDE:
-            ways["epsilon=.01"] = plan(spec, world_size=p.world, epsilon=0.01, chunk=p.rows.chunk, **shared)  # type: ignore[arg-type]
+            ways["epsilon=.01"] = made(epsilon=0.01)
     if p.order in ("balanced", "given") and p.method != "HCC-IPO":
         ways["this plan"] = p
     lines = ["order       imbalance  busiest rank receives  all ranks receive"]

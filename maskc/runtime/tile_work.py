@@ -73,23 +73,53 @@ class TileWork:
         return self.partial * costs.partial + self.unmasked * costs.unmasked + self.rows * costs.row
 
 
-def tile_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> TileWork:
-    """Reduce the tile table of `v` to chunks. A tile on a chunk edge counts for every chunk it touches."""
-    tile = tile_size(rows), tile_size(keys)
+@dataclass(frozen=True, slots=True, eq=False)
+class TileTable:
+    """Per row of tiles: PARTIAL and UNMASKED tiles and whether it has any, summed over batch items and mask heads (int64).
+
+    seen: bool [row tiles, key tiles], True where a tile is not SKIP in any of them. tile: (rows, keys) of a tile.
+    """
+
+    partial: NDArray[np.int64]
+    unmasked: NDArray[np.int64]
+    busy: NDArray[np.int64]
+    seen: NDArray[np.bool_]
+    tile: tuple[int, int]
+
+    def per_chunk(self, rows: Layout, keys: Layout) -> TileWork:
+        """A tile on a chunk edge counts for every chunk it touches."""
+        height, width = self.tile
+        need = per_chunk(np.logical_or, per_chunk(np.logical_or, self.seen, rows, height).T, keys, width).T
+        partial, unmasked, busy = (per_chunk(np.add, x, rows, height) for x in (self.partial, self.unmasked, self.busy))
+        return TileWork(partial, unmasked, busy, need, self.tile)
+
+    def per_tile(self) -> TileWork:
+        """Of every row of tiles by itself."""
+        return TileWork(self.partial, self.unmasked, self.busy, self.seen, self.tile)
+
+
+def tile_table(v: BoundaryVectors, tile: tuple[int, int]) -> TileTable:
+    """The tile table of `v`, its columns added up."""
     classes = classify(v, *tile).cpu().numpy()
     partial = (classes == TileClass.PARTIAL.value).sum((0, 1, 3), dtype=np.int64)
     unmasked = (classes == TileClass.UNMASKED.value).sum((0, 1, 3), dtype=np.int64)
-    busy = (classes != TileClass.SKIP.value).any(3).sum((0, 1), dtype=np.int64)
-    seen = (classes != TileClass.SKIP.value).any((0, 1))
-    need = per_chunk(np.logical_or, per_chunk(np.logical_or, seen, rows, tile[0]).T, keys, tile[1]).T
-    partial, unmasked, busy = (per_chunk(np.add, x, rows, tile[0]) for x in (partial, unmasked, busy))
-    return TileWork(partial, unmasked, busy, need, tile)
+    taken = classes != TileClass.SKIP.value
+    return TileTable(partial, unmasked, taken.any(3).sum((0, 1), dtype=np.int64), taken.any((0, 1)), tile)
+
+
+def tile_work(v: BoundaryVectors, rows: Layout, keys: Layout) -> TileWork:
+    """Reduce the tile table of `v` to chunks."""
+    return tile_table(v, (tile_size(rows), tile_size(keys))).per_chunk(rows, keys)
 
 
 def tile_size(layout: Layout) -> int:
     """Up to TILE, dividing every chunk edge, unless the table would have more than TABLE_EDGE tiles on this axis."""
-    tile = gcd(TILE, *layout.bounds[:-1])
-    while -(-layout.length // tile) > TABLE_EDGE:
+    return tabled(layout.length, gcd(TILE, *layout.bounds[:-1]))
+
+
+def tabled(length: int, tile: int = TILE) -> int:
+    """The tile, or the next that is 2, 4, ... times as large and of which an axis has TABLE_EDGE at most."""
+    while -(-length // tile) > TABLE_EDGE:
         tile *= 2
     return tile
 

@@ -1,0 +1,175 @@
+"""Arcs of a circle: rows and work even in few pieces, for any work; the plan takes them where its model says so."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maskc.boundary import BoundaryVectors
+from maskc.runtime.arcs import SLACK, Ints, arcs, owners
+from maskc.runtime.chunking import EVEN, FINE, default_chunk
+from maskc.runtime.plan import AttentionPlan, plan
+from tests.runtime.test_plan import doc_mask
+
+NOTHING = float("inf")
+works = st.lists(st.integers(0, 60), min_size=8, max_size=60).map(lambda w: np.array(w, dtype=np.int64))
+
+
+def full(tiles: int) -> list[tuple[int, np.ndarray]]:
+    return [(1, np.ones((tiles, tiles), dtype=np.bool_))]
+
+
+def window(tiles: int, width: int) -> np.ndarray:
+    """Bool [tiles, tiles]: a row sees itself and the `width` before it."""
+    back = np.arange(tiles)[:, None] - np.arange(tiles)
+    return (back >= 0) & (back <= width)
+
+
+def pieces(owner: Ints) -> int:
+    return 1 + int((np.diff(owner) != 0).sum())
+
+
+@given(works, st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_ranks_have_equally_many_tiles_in_few_pieces(work: Ints, world: int) -> None:
+    owner = owners(work, full(len(work)), world, 0.0)
+    assert owner is not None
+    held = np.bincount(owner, minlength=world)
+    assert held.max() - held.min() <= 1
+    assert pieces(owner) <= 2 * world - 1
+
+
+@given(works)
+@settings(max_examples=150, deadline=None)
+def test_two_halves_differ_by_less_than_a_tile(work: Ints) -> None:
+    """From an arc to the next its work changes by less than the heaviest tile, and over half a turn it changes sides."""
+    work = work[: len(work) // 2 * 2]
+    owner = owners(work, full(len(work)), 2, 0.0)
+    assert owner is not None
+    off = abs(int(work[owner == 0].sum()) - work.sum() / 2)
+    assert off <= max(work.max() / 2, SLACK * work.sum() / 2)
+
+
+@given(works, st.integers(0, 2**32 - 1), st.floats(0, 50))
+@settings(max_examples=100, deadline=None)
+def test_no_arc_is_cheaper(work: Ints, seed: int, price: float) -> None:
+    """Among all arcs within the slack, or the evenest, counted one by one."""
+    n = len(work)
+    seen = np.random.default_rng(seed).random((n, n)) < 0.1
+    owner = owners(work, [(1, seen)], 2, price)
+    assert owner is not None
+
+    def judged(arc: np.ndarray) -> tuple[float, float]:
+        """Work that it is off its share, and that with the price of what travels."""
+        held = np.isin(np.arange(n), arc)
+        inflow = max(int((seen[mine].any(0) & ~mine).sum()) for mine in (held, ~held))
+        off = abs(int(work[held].sum()) - work.sum() / 2)
+        return off, off + price * inflow
+
+    found = [judged((at + np.arange(n // 2)) % n) for at in range(n)]
+    limit = max(min(off for off, _ in found), SLACK * work.sum() / 2)
+    allowed = [cost for off, cost in found if off <= limit]
+    taken = judged(np.flatnonzero(owner == 0))
+    assert taken[0] <= limit
+    assert len(allowed) > 32 or taken[1] == pytest.approx(min(allowed))
+
+
+def test_one_that_is_too_uneven_is_none() -> None:
+    work = np.array([100, 1, 1, 1, 1, 1, 1, 1], dtype=np.int64)
+    assert owners(work, full(8), 2, 0.0, limit=0.5) is None
+    assert owners(work, full(8), 2, 0.0) is not None
+
+
+def test_a_triangle_gives_dual_chunk_and_a_window_the_part_that_its_start_saves() -> None:
+    """Rows 0 to w of a window see less, as a triangle does: [0, x) with x = w (1 - 1 / sqrt 2) makes up for half of that."""
+    triangle = np.tri(64, dtype=np.bool_)
+    found = owners(triangle.sum(1), [(1, triangle)], 2, 0.0)
+    assert found is not None
+    assert np.flatnonzero(found == 0).tolist() in (list(range(16, 48)), [*range(16), *range(48, 64)])
+    narrow = window(512, 64)
+    owner = owners(narrow.sum(1), [(1, narrow)], 2, 0.0)
+    assert owner is not None
+    (first, second) = np.flatnonzero(np.diff(owner)) + 1
+    assert second - first == 256
+    assert abs(first - 64 * (1 - 0.5**0.5)) <= 1
+
+
+@given(works, st.integers(2, 5), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_chunks_end_where_owner_or_readers_change(work: Ints, world: int, seed: int) -> None:
+    """So no key travels that nobody needs, unless there were too many chunks; none is longer than a quarter of a rank."""
+    n, tile = len(work), 128
+    rng = np.random.default_rng(seed)
+    start = rng.integers(0, n, n)
+    seen = (np.arange(n) >= np.minimum(start, np.arange(n))[:, None]) & (np.arange(n) <= np.arange(n)[:, None])
+    length = n * tile - int(rng.integers(0, tile))
+    layout = arcs(work, [(1, seen)], world, tile, length, 1.0, NOTHING)
+    assert layout is not None
+    assert layout.bounds[-1] == length
+    assert all(b % tile == 0 for b in layout.bounds[:-1])
+    assert max(b - a for a, b in pairwise(layout.bounds)) <= -(-n // (4 * world)) * tile
+    owner = np.repeat(layout.owner, np.diff([*(b // tile for b in layout.bounds[:-1]), n]))
+    assert np.array_equal(owner, owners(work, [(1, seen)], world, 1.0))
+    reads = np.stack([seen[owner == r].any(0) | (owner == r) for r in range(world)])
+    changes = {int(i) + 1 for i in np.flatnonzero(np.diff(reads, axis=1).any(0) | (np.diff(owner) != 0))}
+    if len(changes) <= 2 * FINE * world:
+        assert {i * tile for i in changes} <= set(layout.bounds)
+
+
+# ---------------------------------------------------------------- in a plan
+
+
+def sliding(length: int, width: int) -> BoundaryVectors:
+    import maskc
+
+    return maskc.compile("std:sliding_window").bind(window=width, nq=length, nk=length).vectors()
+
+
+def most(p: AttentionPlan) -> int:
+    return max(map(p.rows.local_length, range(p.world)))
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_windows_are_even_with_as_few_rows(world: int) -> None:
+    n = 16384 * world
+    v = sliding(n, n // 16)
+    p, before = plan(v, world_size=world), plan(v, world_size=world, chunk=2048)
+    assert p.method == "arcs"
+    assert before.imbalance > 1.03 > 1.005 >= p.imbalance
+    assert most(p) == most(before) == 16384
+    assert max(p.received()) <= 1.6 * max(before.received())
+
+
+def test_packed_documents_send_less_and_are_as_even() -> None:
+    taken = 0
+    for seed in range(8):
+        cuts = np.sort(np.random.default_rng(seed).integers(1, 65536, 40)).tolist()
+        mask = doc_mask([b - a for a, b in zip([0, *cuts], [*cuts, 65536], strict=True)])
+        for world in (2, 4):
+            p, fine = plan(mask, world_size=world), plan(mask, world_size=world, chunk=default_chunk(65536, world))
+            assert p.imbalance <= max(1 + EVEN, fine.imbalance)
+            assert most(p) <= most(fine)
+            if p.method == "arcs":
+                taken += 1
+                assert max(p.received()) < max(fine.received())
+    assert taken >= 12
+
+
+def test_arcs_stand_back_where_something_is_asked_for() -> None:
+    """A chunk size, nodes, a band, another order, or lengths of which rows and keys differ."""
+    n = 16384
+    v = sliding(n, 1024)
+    assert plan(v, world_size=2).method == "arcs"
+    for named in ({"chunk": 1024}, {"nodes": 2}, {"epsilon": 0.01}, {"order": "zigzag"}, {"assign": [0] * 8 + [1] * 8}):
+        assert plan(v, world_size=2, **named).method != "arcs"  # type: ignore[arg-type]
+    assert plan(BoundaryVectors(n, n // 2, 1, 1, False), world_size=2).method != "arcs"
+
+
+def test_arcs_know_only_what_the_mean_proves() -> None:
+    p = plan(sliding(16384, 1024), world_size=2)
+    assert p.lower_bound == p.proven_bound == -(-sum(p.workloads) // 2)
+    assert sorted(p.part_workloads()) == sorted(p.workloads)
