@@ -12,11 +12,11 @@ Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
     dual-chunk gather        zigzag plan, NCCL's own all-gather and reduce-scatter of everything (gradients in bf16), one kernel
     torch context parallel   torch's context-parallel FlexAttention with its head-tail balancer (--torch: it compiles for long)
 
-Ranks leave a barrier on their GPUs together, then wait so long that hosts are ahead; a time is that of the slowest rank,
-the median over rounds in which ways follow each other in random order. E = 1 - (gated - attention) / communication, never
-clamped, attention being the gated kernel with every chunk there, communication the copies alone on all ranks at once
-(backward: keys in, gradients out, their sum). e_possible is what no order of work could beat (`benchmarks.overlap_bounds`; the
-sum of gradients hidden). The file is written after every cell.
+Times are those of `benchmarks.overlap_clock`: of the slowest rank, medians over rounds in which ways that are compared follow
+each other equally often. E = 1 - (gated - attention) / communication, never clamped, attention being the gated kernel with
+every chunk there and gradients in its own memory, communication the copies alone on all ranks at once (backward: keys in,
+gradients out, their sum). e_possible is what no order of work could beat (`benchmarks.overlap_bounds`; the sum of gradients
+hidden). The file is written after every cell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import argparse
 import json
 import math
 import os
-import random
 import re
 import statistics
 import subprocess
@@ -50,6 +49,7 @@ from benchmarks.masks import mask_case
 from benchmarks.overlap_bars import DIRECTIONS, as_rows, bars
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
+from benchmarks.overlap_clock import Clock, Times, pace, rounds
 from benchmarks.overlap_ways import (
     ON_GPUS,
     Alone,
@@ -74,16 +74,13 @@ from maskc.runtime.plan import plan as make_plan
 
 KEPT = "gated, keys kept"
 WAYS = ("gated", KEPT, "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
-EVERYWHERE = ("gated", "ring", "dual-chunk gather")
+BARS = ("gated", "dual-chunk gather")
+"""Ways that the bars compare."""
+EVERYWHERE = (*BARS, "ring")
 """Ways of every cell; the others are measured in the first FULL cells alone."""
+COMPARED = (*BARS, "attention", "dual-chunk attention")
+"""What bars are made of."""
 FULL = 10
-CYCLES = 2_000_000
-"""Of a millisecond that a GPU waits after the barrier while its host enqueues."""
-LONGEST = 8.0
-"""Of that wait, ms."""
-BUDGET = 0.08
-"""Seconds of a way in a cell, which the number of rounds follows."""
-FEWEST, MOST = 3, 15
 PROCESSORS, SUM_RATE = 132, 3.4e12
 """Multiprocessors of a GPU, and bytes per second of its sum of gradients alone."""
 MUCH = 64 << 30
@@ -98,55 +95,10 @@ def cells(world: int) -> Iterator[Cell]:
         for mask in MASKS:
             yield Cell(mask, 16_384, 32, heads_kv)
     paper = 8192, 64, 1, max(1, 32 // world)
-    others = (8192, 32, 32), (32_768, 32, 8), (16_384, 32, 1), (65_536, 32, 8), (8192, 32, 8), (32_768, 32, 32), (8192, 32, 1)
+    others = (8192, 32, 32), (8192, 32, 8), (8192, 32, 1), (16_384, 32, 1), (32_768, 32, 32), (32_768, 32, 8), (65_536, 32, 8)
     for mask in ("causal_document", "sliding_window", "prefix_lm_document", "share_question", "causal"):  # that takes longest
-        for rows, *heads in (paper, *others):
+        for rows, *heads in (*others[:-2], paper, *others[-2:]):
             yield Cell(mask, rows, *heads)
-
-
-# ---------------------------------------------------------------- clocks
-
-
-class Clock:
-    """Times of all ranks. Without a GPU, of the host, for a rehearsal. ahead: ms that GPUs wait, so that hosts are ahead."""
-
-    def __init__(self, peer: Peer, device: torch.device, ahead: float = 3.0) -> None:
-        self.peer, self.device = peer, device
-        self.token = torch.zeros(1, device=device)
-        self.cycles = int(ahead * CYCLES)
-        self.marks: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
-        self.host: dict[tuple[str, str], list[float]] = {}
-
-    def time(self, name: str, direction: str, run: Callable[[], Any]) -> Any:
-        dist.all_reduce(self.token, group=self.peer.group)
-        if not ON_GPUS:
-            started = time.perf_counter()
-            result = run()
-            self.marks.setdefault((name, direction), []).append((started, time.perf_counter()))
-            return result
-        torch.cuda._sleep(self.cycles)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        began = time.perf_counter()
-        result = run()
-        self.host.setdefault((name, direction), []).append(1e3 * (time.perf_counter() - began))
-        end.record()
-        self.marks.setdefault((name, direction), []).append((start, end))
-        return result
-
-    def slowest(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """(slowest rank, mean of the ranks), medians over the rounds, ms."""
-        if ON_GPUS:
-            torch.cuda.synchronize()
-        found = {}
-        for key, pairs in self.marks.items():
-            ms = [a.elapsed_time(b) if ON_GPUS else 1e3 * (b - a) for a, b in pairs]
-            mine = torch.tensor(ms, device=self.device)
-            everyone = [torch.empty_like(mine) for _ in range(self.peer.world)]
-            dist.all_gather(everyone, mine, group=self.peer.group)
-            table = torch.stack(everyone)
-            found[key] = table.max(0).values.median().item(), table.mean(0).median().item()
-        return found
 
 
 def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, Any]]:
@@ -182,21 +134,36 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
             results[name] = results["attention"] if name == "communication" else got
             runs[name].backward(*results[name])
     same = agreement(rank, results)
-    rounds, ahead = pace(rank, runs, results, seconds)
-    clock, rng = Clock(rank.peer, rank.device, ahead), random.Random(0)
-    for _ in range(rounds):
-        for name in rng.sample(list(runs), len(runs)):
+    compared = [name for name in COMPARED if name in runs]
+
+    def step(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        return runs[name].forward, partial(runs[name].backward, *results[name])
+
+    planned = pace(rank.peer, rank.device, {name: step(name) for name in compared or runs}, len(runs), seconds)
+    clock = Clock(rank.peer, rank.device, planned.ahead)
+    others = [name for name in runs if name not in compared]
+    pair = [name for name in BARS if name in runs]
+    for names in rounds(compared, others, pair, planned):
+        for name in names:
             got = clock.time(name, "forward", runs[name].forward)
             given = results["attention"] if name == "communication" else got
             clock.time(name, "backward", partial(runs[name].backward, *given))
-    times = clock.slowest()
+    times, spread = clock.times()
     traffic = {
         **dict.fromkeys(("gated", KEPT, "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),
         "ring": (zigzag, "ring"),
         "dual-chunk gather": (everything, "all-gather"),
         "torch context parallel": (everything, "all-gather"),
     }
-    rows = [{**row(rank, name, *traffic[name], times, rounds), **host(clock, name)} for name in ways if name in runs]
+    rows = [
+        {
+            **row(rank, name, *traffic[name], times, len(clock.marks[name, "forward"])),
+            **quartiles(spread, name),
+            **host(clock, name),
+        }
+        for name in ways
+        if name in runs
+    ]
     rows = [{**r, **same, **possible(rank, apart, times)} if r["way"] == "gated" else r for r in rows]
     return rows + refused
 
@@ -246,36 +213,14 @@ def agreement(rank: Rank, results: dict[str, Result]) -> dict[str, Any]:
     return {"same_bits": not differ, "off_all_gather": most}
 
 
-def pace(rank: Rank, runs: dict[str, Run], results: dict[str, Result], seconds: float) -> tuple[int, float]:
-    """(rounds, ms that GPUs wait for their hosts), the same on all ranks.
-
-    So many rounds that a way takes about BUDGET, and all of them the time that is left.
-    """
-    longest, whole = 0.0, 0.0
-    for name, run in runs.items():
-        for call in (run.forward, partial(run.backward, *results["attention" if name == "communication" else name])):
-            started = time.monotonic()
-            call()
-            longest = max(longest, time.monotonic() - started)
-            if ON_GPUS:
-                torch.cuda.synchronize()
-            whole += time.monotonic() - started
-    found = torch.tensor([longest, whole], device=rank.device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=rank.peer.group)
-    longest, whole = found.tolist()
-    ahead = min(LONGEST, 1.0 + 1.3e3 * longest)
-    one = whole + 2e-3 * ahead * len(runs)
-    left = torch.tensor([seconds], device=rank.device)
-    dist.all_reduce(left, op=dist.ReduceOp.MIN, group=rank.peer.group)
-    return max(FEWEST, min(MOST, int(min(BUDGET * len(runs), left.item()) / one))), ahead
-
-
 def host(clock: Clock, way: str) -> dict[str, float]:
     """Milliseconds that enqueueing takes the host of this rank."""
     return {f"host_{d}_ms": statistics.median(clock.host[way, d]) for d in ("forward", "backward") if (way, d) in clock.host}
 
 
-Times = dict[tuple[str, str], tuple[float, float]]
+def quartiles(spread: Times, way: str) -> dict[str, tuple[float, float]]:
+    """Of the rounds, slowest rank, ms."""
+    return {f"{d}_quartiles_ms": spread[way, d] for d in DIRECTIONS}
 
 
 def head(cell: Cell, world: int, way: str) -> dict[str, Any]:
@@ -442,7 +387,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_gpus.json")
     parser.add_argument("--match", default="", help="cells in whose line this regular expression is found")
-    parser.add_argument("--way", default="", help="ways that have this in their name")
+    parser.add_argument("--way", default="", help="ways in whose name this is found (likewise)")
     parser.add_argument("--torch", action="store_true", help="torch's context parallelism too")
     parser.add_argument("--profile", action="store_true", help="at the end, which kernels copy, and by how many CTAs")
     parser.add_argument("--shrink", type=int, default=1, help="so much shorter, for a rehearsal")
