@@ -290,8 +290,8 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
     rows: list[dict[str, Any]] = []
     if rank == 0:
         digests()  # takes seconds
-    everywhere = [w for w in EVERYWHERE if args.way in w]
-    every = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if args.way in w]
+    everywhere = [w for w in EVERYWHERE if re.search(args.way, w)]
+    every = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if re.search(args.way, w)]
     for number, cell in enumerate(replace(c, rows=c.rows // args.shrink) for c in cells(world) if re.search(args.match, str(c))):
         left = torch.tensor([deadline - time.time()], device=device)
         dist.all_reduce(left, op=dist.ReduceOp.MIN)
