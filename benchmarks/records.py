@@ -14,6 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = {
     "balance_masks": "python -m benchmarks.balance",
     "gpu_tests": "python -m tests.gpu",
+    "overlap_gpus": "python -m benchmarks.overlap --gpus 2",
     "ablation": "python -m benchmarks.train --ablate",
     "train_gpus": "python -m benchmarks.train --gpus 2 --ablate",
 }

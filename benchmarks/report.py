@@ -186,7 +186,7 @@ FIGURES: tuple[Figure, ...] = (
         "Between GPUs",
         "Forward and backward of the slowest GPU, by the way keys travel; E where it was taken.",
         "overlap_gpus.json",
-        "python -m benchmarks.overlap_gpus",
+        "python -m benchmarks.overlap --gpus 2",
         figures.between_gpus,
     ),
     Figure(

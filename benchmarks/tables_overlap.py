@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from benchmarks.overlap_bars import AT_LEAST, DIRECTIONS, GATE, HALF, HIDDEN, LARGE, MOST_HIDDEN, NEAR, WHOLE
-from benchmarks.records import RATIOS, NoData, Row, length, rows_of, spread, table
+from benchmarks.records import RATIOS, NoData, Row, length, results, rows_of, spread, table
 
 # ---------------------------------------------------------------- on one GPU
 
@@ -144,6 +144,31 @@ def overlap_gpus() -> str:
     return table(["ms (E forward / backward)", *ways], [[n, *(f.get(w, "") for w in ways)] for n, f in found.items()])
 
 
+def torch_gpus() -> str:
+    """Milliseconds of a step in the cells in which torch's context parallelism was asked for, or why there are none."""
+    cell = ("mask", "seqlen", "heads", "kv_heads", "batch", "world")
+    rows = rows_of("overlap_gpus", *cell, "way")
+    ways = ("torch context parallel", "dual-chunk gather", "gated")
+    body = []
+    for theirs in (r for r in rows if r["way"] == ways[0]):
+        same = {r["way"]: r for r in rows if all(r[n] == theirs[n] for n in cell)}
+        found = [same.get(way, {"why": ""}) for way in ways]
+        steps = (f"{r['step_ms']:.2f}" if r.get("step_ms") is not None else r["why"] for r in found)
+        body.append([f"{theirs['mask']}, {length(theirs['seqlen'])}, {theirs['heads']} on {theirs['kv_heads']} heads", *steps])
+    if not body:
+        raise NoData("overlap_gpus", "torch's context parallelism, `--torch`")
+    return table(["ms a step", *ways], body)
+
+
+def copying() -> str:
+    """Kernels between GPUs that bring keys, take gradients away or add them up, and the CTAs of the largest launch of each."""
+    found = results("overlap_gpus").get("copying_ctas")
+    if not found:
+        raise NoData("overlap_gpus", "the kernels of a profile, `--profile`")
+    body = [[way, ", ".join(f"{name} {ctas}" for name, ctas in of.items()) or "none"] for way, of in found.items()]
+    return table(["", "kernels beside attention, CTAs"], body)
+
+
 def overlap_bars() -> str:
     """Per cell between GPUs: E, what is exposed, and speed-ups against what was to be reached; bold where it was not."""
     cells: dict[str, dict[str, Row]] = defaultdict(dict)
@@ -211,5 +236,6 @@ def routing() -> str:
 
 
 PLACES: tuple[Callable[..., str], ...] = (
-    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, overlap_bars, gpus_bars, routing,
+    one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, torch_gpus, copying, overlap_bars,
+    gpus_bars, routing,
 )  # fmt: skip

@@ -112,6 +112,9 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("one_gpu_bars", "| gate, all flags set: below 0.5% | 6 of 6 |"),
         ("model", "| forward | gated | 0.5 to 1 | 1 | 0.80 (0.80 to 0.80) |"),
         ("overlap_gpus", "| causal, 16K, 32 on 8 heads, 2 GPUs | 3.25 (0.97 / –) | not run |"),
+        ("torch_gpus", "| causal, 16K, 32 on 8 heads | 7.00 |  | 3.25 |"),
+        ("copying", "| gated | none |"),
+        ("copying", "| ring | nccl 24, sum_gradients 132 |"),
         (
             "gpus_bars",
             "| 0.95 of what the two losses allow | step 1 of 2, forward 0 of 0, backward 0 of 0; median of steps 0.93 |",
