@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.overlap_pieces import (
+    FEWEST_BACKWARD,
+    FEWEST_PIECES,
+    FORWARD_SPEED,
     HIDING_PIECES,
     LEVEL,
     PRICE,
     ROW_TILE,
     Speed,
+    _fewest,
     backward_end,
     choose_backward_pieces,
     choose_given,
@@ -41,6 +45,13 @@ def test_a_tile_begins_so_early_that_it_comes_to_its_last_piece_in_time() -> Non
     assert expected_end(order(3, 0, tile), 1, 9.0, 1.0, ALONE) == 12
 
 
+def test_work_lies_on_the_rows_of_a_slot() -> None:
+    """A quarter of 12 s of work lies on one own row; three rows of another's take 30 s to come, and are due then."""
+    slots = Slot(0, 0, False, 3, 1), Slot(1, 1, False, 0, 3)
+    plan_ = OverlapPlan(0, 1, slots, (), 4, (), (RowWork(ROW_TILE, 0b11, 12.0),))
+    assert expected_end(plan_, 1, 10.0, 0.0, ALONE) == 30 - 3 + 12
+
+
 def test_work_that_need_not_wait_fills_the_time() -> None:
     plan_ = order(1, 1, RowWork(ROW_TILE, 0b01, 30.0), RowWork(ROW_TILE, 0b10, 8.0))
     assert expected_end(plan_, 1, 5.0, 0.0, ALONE) == 38 + 8 / 2, "half the shortest tile: nobody says when it is taken"
@@ -52,6 +63,44 @@ def test_groups_of_heads_let_the_first_ones_begin() -> None:
     plan_ = order(0, 1, RowWork(10 * ROW_TILE, 1, 100.0))
     assert expected_end(plan_, 1, 100.0, 0.0, ALONE) == 100 + 100 + 10 / 2
     assert expected_end(plan_, 10, 100.0, 0.0, ALONE) == pytest.approx(10 + 100 + 10 / 2)
+
+
+def test_speed_of_a_multiprocessor() -> None:
+    """A cell of a head and three batch items: a product of 128 numbers for the score and one for the output, each 2 FLOP."""
+    assert Speed.of(256, 3, 132) == (pytest.approx(3 * 4 * 128 * 132 / FORWARD_SPEED), 132)
+
+
+def test_fewer_groups_unless_more_end_noticeably_sooner() -> None:
+    ends, pieces = {1: 9.0, 2: 5.02, 4: 5.0, 8: 4.99}, {1: 3, 2: 6, 4: 12, 8: 24}
+    assert _fewest(ends, pieces, 1) == 4, "within half a percent of the best"
+    assert _fewest(ends, pieces, 13) == 8, "the others give too few pieces"
+    assert _fewest(ends, pieces, 25) == 4, "all give too few"
+    assert _fewest({1: 5.0, 2: 5.0}, {1: 4, 2: 8}, 4) == 1
+
+
+@given(st.integers(0, 100), st.sampled_from([6, 32]), st.sampled_from([64, 512]), st.floats(1e8, 1e12), st.floats(1e-13, 1e-8))
+def test_the_number_is_the_one_that_the_rule_says(seed: int, heads: int, chunk: int, rate: float, cell: float) -> None:
+    """Every divisor of the heads up to the most possible one is tried, in both directions."""
+    v, row_bytes, speed = vectors(Case(2, 2048, seed, "lts")), heads * 256, Speed(cell, 132)
+    p = plan(v, world_size=2, chunk=chunk, heads=heads, heads_kv=heads)
+    o = overlap_plan(p, 0)
+    if not o.pulls:
+        return
+    most, rows_of_most = choose_pieces(o, p.keys, heads, row_bytes, rate)
+    groups = [g for g in range(1, most + 1) if heads % g == 0]
+    cuts = {g: joined(o, p.keys, round(rows_of_most / most * g)) for g in groups}
+    pieces = {g: g * len(cut.pulls) for g, cut in cuts.items()}
+    each = {g: (3e-6 if g == heads else 6e-6) + 4e-6 for g in groups}
+    ends = {g: expected_end(cut, g, 2 * row_bytes / rate, each[g], speed) for g, cut in cuts.items()}
+    few, many = (_fewest(ends, pieces, n) for n in (FEWEST_PIECES, HIDING_PIECES))
+    chosen = many if many > few and ends[many] <= 1.06 * ends[few] else few
+    assert choose_pieces(o, p.keys, heads, row_bytes, rate, speed)[0] == chosen
+
+    coming = sum(s.rows for s in o.pulls) * 2 * row_bytes / rate
+    leaving = sum(2 * p.keys.size_of(c) for _, chunks in o.lends for c in chunks) * 2 * row_bytes / rate
+    kernel = 2.5 * sum(w.cells for w in o.work) * cell / 132
+    backward = {g: backward_end(n, coming, leaving, kernel) for g, n in pieces.items()}
+    assert choose_backward_pieces(o, p.keys, heads, row_bytes, rate, speed)[0] == _fewest(backward, pieces, FEWEST_BACKWARD)
 
 
 @given(st.integers(0, 100), st.sampled_from([6, 32]), st.sampled_from([8, 64, 512]), st.floats(1e8, 1e12), st.floats(0, 1e-9))
