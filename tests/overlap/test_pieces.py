@@ -100,7 +100,9 @@ def test_the_number_is_the_one_that_the_rule_says(seed: int, heads: int, chunk: 
     leaving = sum(2 * p.keys.size_of(c) for _, chunks in o.lends for c in chunks) * 2 * row_bytes / rate
     kernel = 2.5 * sum(w.cells for w in o.work) * cell / 132
     backward = {g: backward_end(n, coming, leaving, kernel) for g, n in pieces.items()}
-    assert choose_backward_pieces(o, p.keys, heads, row_bytes, rate, speed)[0] == _fewest(backward, pieces, FEWEST_BACKWARD)
+    found, rows = choose_backward_pieces(o, p.keys, heads, row_bytes, rate, speed)
+    assert found == _fewest(backward, pieces, FEWEST_BACKWARD)
+    assert rows == pytest.approx(rows_of_most / most * found, abs=1)
 
 
 @given(st.integers(0, 100), st.sampled_from([6, 32]), st.sampled_from([8, 64, 512]), st.floats(1e8, 1e12), st.floats(0, 1e-9))
