@@ -58,6 +58,14 @@ def test_work_that_need_not_wait_fills_the_time() -> None:
     assert expected_end(plan_, 1, 50.0, 0.0, ALONE) == 58, "keys come later than the other work is done"
 
 
+def test_multiprocessors_share_the_tiles() -> None:
+    """Tiles of 10 s that need not wait, on two multiprocessors; more than one each are taken unevenly."""
+    two = Speed(1.0, 2)
+    assert expected_end(order(1, 0, RowWork(4 * ROW_TILE, 1, 40.0)), 1, 0.0, 0.0, two) == 40 / 2 + 10 / 2
+    assert expected_end(order(1, 0, RowWork(2 * ROW_TILE, 1, 20.0)), 1, 0.0, 0.0, two) == 10
+    assert expected_end(order(1, 0, RowWork(ROW_TILE, 1, 10.0)), 1, 0.0, 0.0, two) == 10
+
+
 def test_groups_of_heads_let_the_first_ones_begin() -> None:
     """Ten heads' tiles that need what comes at the end of 100 s: of one group all wait, of ten the last one alone."""
     plan_ = order(0, 1, RowWork(10 * ROW_TILE, 1, 100.0))
