@@ -92,7 +92,7 @@ def all_codes() -> dict[str, str]:
 
 def is_code(text: str) -> bool:
     """Whether a word has the form of a code, known or not."""
-    return re.fullmatch(r"[MWmw]\d{3}", text) is not None
+    return re.fullmatch(r"[MWmw]\d+", text) is not None
 
 
 def explain_code(code: str) -> str:

@@ -67,6 +67,7 @@ def told_of(run: Run, tmp_path: Path) -> Told:
         (("check", str(EXAMPLES)), "M009"),
         (("check", f"{DOC_PREFIX}:other"), "M124"),
         (("explain", "M999"), "M545"),
+        (("explain", "M99"), "M545"),
         (("explain", DOC_PREFIX, "--inputs", "no_such.json"), "M541"),
         (("explain", DOC_PREFIX, "--inputs", str(EXAMPLES)), "M541"),
         (("fmt", "no_such.mask"), "M541"),
