@@ -110,7 +110,7 @@ def pruned(p: AttentionPlan) -> float:
 
 
 def mask_tables() -> dict[str, Any]:
-    return {"balance": balance_table(), "pruned": pruning_table(), "sequence": SEQUENCE, "packs": PACKS}
+    return {"balance": balance_table(), "pruned": pruning_table(), "arcs": arcs_table(), "sequence": SEQUENCE, "packs": PACKS}
 
 
 def balance_table() -> list[dict[str, Any]]:
@@ -180,4 +180,35 @@ def pruning_table() -> list[dict[str, Any]]:
                 }
             )
         print(f"{name:24} " + " ".join(f"{c:7.3f}" for c in cells), flush=True)
+    return rows
+
+
+def arcs_table() -> list[dict[str, Any]]:
+    """The default plan against eight chunks a rank: the worst pack of each, rows of keys into the busiest rank and into all."""
+    packs = range(PACKS)
+    sources: dict[str, list[BoundMask]] = {
+        **{name: [_layout(name, i) for i in range(5 if "document" in name else 1)] for name in NAMES},
+        "causal document (histogram)": [_packed("std:doc_causal", s) for s in packs],
+        "document (histogram)": [_packed("std:doc_full", s) for s in packs],
+        "prefix-LM document (histogram)": [_packed("std:doc_prefix", s) for s in packs],
+    }
+    rows = []
+    print("\ndefault plan against eight chunks a rank: plans in arcs; peak over mean; thousands of rows into one rank, into all")
+    for source, specs in sources.items():
+        for world in (2, 4, 8, 16):
+            plain = [plan(spec, world_size=world, chunk=SEQUENCE // (8 * world)) for spec in specs]
+            default = [plan(spec, world_size=world) for spec in specs]
+            row: dict[str, Any] = {"mask": source, "world": world, "packs": len(specs)}
+            row["arcs"] = sum(p.method == "arcs" for p in default)
+            for name, made in (("chunks", plain), ("default", default)):
+                row[f"imbalance_{name}"] = max(p.imbalance for p in made)
+                row[f"received_most_{name}"] = statistics.mean(max(p.received()) for p in made)
+                row[f"received_{name}"] = statistics.mean(sum(p.received()) for p in made)
+                row[f"rows_most_{name}"] = max(max(map(p.rows.local_length, range(world))) for p in made)
+            row["worse_most"] = max(b.imbalance - a.imbalance for a, b in zip(plain, default, strict=True))
+            rows.append(row)
+            keys = "imbalance", "received_most", "received"
+            a, b, c = ((row[f"{k}_chunks"], row[f"{k}_default"]) for k in keys)
+            counts = f"{b[0] / 1e3:7.1f} to {b[1] / 1e3:7.1f}  {c[0] / 1e3:7.1f} to {c[1] / 1e3:7.1f}"
+            print(f"{source:31} P={world:2} {row['arcs']:2} of {len(specs):2}  {a[0]:.4f} to {a[1]:.4f}  {counts}", flush=True)
     return rows
