@@ -13,6 +13,7 @@ from maskc.runtime.overlap_pieces import (
     FORWARD_SPEED,
     HIDING_PIECES,
     LEVEL,
+    MOST_PIECES,
     PRICE,
     ROW_TILE,
     Speed,
@@ -148,9 +149,9 @@ def test_what_nobody_works_on_comes_in_the_fewest_pieces() -> None:
 
 def test_a_backward_ends_with_its_kernel_or_its_copies() -> None:
     """Ten pieces; a copy and its flag take 10 us besides the bytes."""
-    assert backward_end(10, 1.0, 0.0, 50.0) == pytest.approx(50 + 0.2 + 10e-6), "the last gradients leave behind the kernel"
-    assert backward_end(10, 1.0, 0.0, 0.0) == pytest.approx(0.1 + 2 + 11 * 10e-6), "gradients wait for the first keys"
-    assert backward_end(10, 1.0, 3.0, 0.0) == pytest.approx(4 + 10 * 10e-6), "what others send comes behind the keys"
+    assert backward_end(10, 3.0, 0.0, 50.0) == pytest.approx(50 + 0.6 + 10e-6), "the last gradients leave behind the kernel"
+    assert backward_end(10, 3.0, 0.0, 0.0) == pytest.approx(0.3 + 6 + 11 * 10e-6), "gradients wait for the first keys"
+    assert backward_end(10, 3.0, 9.0, 0.0) == pytest.approx(12 + 10 * 10e-6), "what others send comes behind the keys"
 
 
 def test_a_backward_has_few_pieces_where_copies_take_longest() -> None:
@@ -181,5 +182,7 @@ def test_given_keys_come_in_lines_that_a_copy_engine_writes_at_its_rate(heads: i
     o = overlap_plan(p, 0)
     forward, backward = choose_given(o, p.keys, heads, heads * head_bytes, 1e6, head_bytes)
     assert forward[0] == most, "as many groups as lines allow, where the link is slow"
+    rows = sum(s.rows for s in o.pulls)
+    assert forward[1] == round(rows / MOST_PIECES * most), "joined so far that there are no more pieces than those"
     assert 1 <= backward[0] <= most
     assert [c[0] for c in choose_given(o, p.keys, heads, heads * head_bytes, 1e18, head_bytes)] == [1, 1], "one where it is fast"
