@@ -99,18 +99,21 @@ def run(
         MaskcTypeError: an argument that `run` does not have (M501) or of the wrong type (M510, M511).
         MaskcError: M4xx where data do not fit the mask or the tensors, M502 to M512 for tensors and backends.
     """
-    from maskc.binding.bound import BoundMask
-    from maskc.binding.modes import outside
     from maskc.runtime.run import check_keywords
     from maskc.runtime.run import run as run_bound
 
     if isinstance(spec, str | Path):
+        from maskc.binding.modes import outside
+
         spec = _announced(outside("compile and bind the mask")(targets.load)(spec), strict=False)
     if isinstance(spec, CompiledMask):
         check_keywords(inputs, [d.name for d in spec.fn.inputs])
         spec = spec.bind(**inputs)  # type: ignore[arg-type]
-    elif isinstance(spec, BoundMask):
-        check_keywords(inputs, ())
+    elif inputs:
+        from maskc.binding.bound import BoundMask
+
+        if isinstance(spec, BoundMask):
+            check_keywords(inputs, ())
     return run_bound(
         spec,
         q,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,7 @@ class BoundMask(Handled):
     _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept)
     _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept)
     _reordered: Kept[tuple[int, int, str], Reordered] = field(default_factory=Kept)
+    _calls: Kept[tuple[object, ...], Any] = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))))
@@ -181,6 +182,21 @@ class BoundMask(Handled):
         if key in self._schedules:
             return self._schedules[key]
         return () if make is None else self._schedules.keep(key, make(v, head_dim))
+
+    def call(self, signature: tuple[object, ...]) -> Any:
+        """What `maskc.run` has checked before under this signature, or None."""
+        return self._calls.get(signature)
+
+    def keep_call(
+        self, signature: tuple[object, ...], call: object, v: BoundaryVectors, device: torch.device, head_dim: int | None
+    ) -> None:
+        """Keep what holds nothing but the vectors for `device` and, of a head dim, their schedule; where those are kept."""
+        held: list[tuple[Kept[Any, Any], object]] = [(self._vectors, (v.nq, v.nk, str(device)))]
+        if head_dim is not None:
+            held.append((self._schedules, (v.nq, v.nk, str(v.device), head_dim)))
+        if all(key in kept for kept, key in held):
+            makings = [kept.made(key) for kept, key in held]
+            self._calls.found[signature] = call, Making.joined([making for making in makings if making is not None])
 
     def reordered(self, v: BoundaryVectors, make: Reorder | None) -> Reordered | None:
         """What `make` makes of these vectors; kept for later. Without `make` what is kept, or None."""
@@ -255,6 +271,8 @@ def check_sizes(fn: MaskFn, **sizes: object) -> None:
     """Raise M413 unless nq, nk and batch are integers (or None) that a size may be: nq and nk from 0 on, batch from 1."""
     for name, size in sizes.items():
         least = 1 if name == "batch" else 0
+        if type(size) is int and least <= size < 2**31:
+            continue  # which asking for an Integral would take longer to say
         if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or not least <= int(size) < 2**31):
             raise error("M413", f"{name} = {size!r} of mask `{fn.name}` is no size", fn.span, f"an int from {least} to 2^31 - 1")
 

@@ -6,7 +6,7 @@ until it is made, and its memory must not be reused while that stream still read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Generic, TypeVar
@@ -39,6 +39,13 @@ class Making:
         event = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return cls(tensors, stream, event)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Making]) -> Making | None:
+        """Of the tensors of all of them; without an event of its own where one stream made them, the last one last."""
+        if len({part.stream.cuda_stream for part in parts}) > 1:
+            return cls.of(tuple(t for part in parts for t in part.tensors))
+        return cls(tuple(t for part in parts for t in part.tensors), parts[-1].stream, parts[-1].event) if parts else None
 
     def wait(self) -> None:
         """Let the current stream wait for the tensors, and their memory for it.
@@ -81,9 +88,10 @@ class Kept(Generic[Key, Value]):
 
     def get(self, key: Key) -> Value | None:
         """What is kept, or None."""
-        if key not in self.found:
-            return None
-        return self[key]
+        value, making = self.found.get(key, (None, None))
+        if making is not None and not torch.compiler.is_compiling():
+            making.wait()
+        return value
 
     def keep(self, key: Key, value: Value) -> Value:
         """`value`, which the current stream has just made."""
@@ -92,6 +100,10 @@ class Kept(Generic[Key, Value]):
         if making is not None or not tensors:
             self.found[key] = value, making
         return value
+
+    def made(self, key: Key) -> Making | None:
+        """Where and when what is kept was made."""
+        return self.found[key][1]
 
 
 def current_handle(device: torch.device) -> int:
@@ -105,17 +117,13 @@ def gpu_tensors(value: object) -> tuple[Tensor, ...]:
     return tuple(t for t in tensors_of(value) if t.is_cuda)
 
 
-def tensors_of(value: object) -> Iterator[Tensor]:
+def tensors_of(value: object) -> list[Tensor]:
     """The tensors in a value: itself, or those of tuples and dataclasses."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from tensors_of(item)
-    else:
-        kind: type = type(value)
-        for name in _field_names(kind):
-            yield from tensors_of(getattr(value, name))
+        return [value]
+    kind: type = type(value)
+    items = value if isinstance(value, tuple) else [getattr(value, name) for name in _field_names(kind)]
+    return [t for item in items if item is not None for t in tensors_of(item)]
 
 
 @cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from maskc.codegen.ranges import check_fits_int64
 from maskc.ir.intervals import Branch, Interval, IntervalProgram, Leaf, Tree, Vector, tree_expressions, tree_nodes
@@ -61,8 +61,7 @@ _DATA = Field | SegAttr | StartOf | SetEnd | EdgeStart | EdgeEnd | FirstRow | He
 SlotType = Literal["Segments", "Vector", "Flags", "Scalar"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One member of the struct `MaskInputs`: the input `name` as `{type} {name}_` (see device/columns.cuh)."""
 
     name: str

@@ -78,17 +78,16 @@ class Arguments:
     """
 
     def __init__(self, maps: Sequence[bytes], body: ctypes.Structure) -> None:
-        self.maps, self.body = b"".join(maps), body
+        self.maps, self.body = maps, body
 
     def placed(self) -> int:
         """Address of the pointers to all arguments, for a launch by this thread at once."""
-        key = len(self.maps), ctypes.sizeof(self.body)
+        everything = b"".join((*self.maps, self.body))
+        key = len(self.maps), len(everything)
         room = _rooms.known.get(key)
         if room is None:
             room = _rooms.known[key] = _Room(*key)
-        if self.maps:
-            ctypes.memmove(room.maps, self.maps, len(self.maps))
-        ctypes.memmove(room.body, ctypes.byref(self.body), key[1])
+        ctypes.memmove(room.maps, everything, key[1])
         return room.pointers
 
 
@@ -98,13 +97,12 @@ class _Room:
     Taking addresses is what costs here: each time is an audit event of Python, and hooks on those can be slow.
     """
 
-    def __init__(self, maps: int, body: int) -> None:
-        count = maps // TENSOR_MAP_BYTES
-        self._memory = (ctypes.c_char * (TENSOR_MAP_BYTES + maps + body))()
+    def __init__(self, maps: int, size: int) -> None:
+        """For so many maps and, with the struct, so many bytes."""
+        self._memory = (ctypes.c_char * (TENSOR_MAP_BYTES + size))()
         self._start = ctypes.addressof(self._memory)
         self.maps = -(-self._start // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
-        self.body = self.maps + maps
-        self._pointers = (ctypes.c_void_p * (count + 1))(*(self.maps + i * TENSOR_MAP_BYTES for i in range(count)), self.body)
+        self._pointers = (ctypes.c_void_p * (maps + 1))(*(self.maps + i * TENSOR_MAP_BYTES for i in range(maps + 1)))
         self.pointers = ctypes.addressof(self._pointers)
 
     def first_map(self) -> bytes:
@@ -117,7 +115,7 @@ class _Rooms(threading.local):
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], _Room] = {}
-        self.encoded = _Room(TENSOR_MAP_BYTES, 0)
+        self.encoded = _Room(1, TENSOR_MAP_BYTES)
 
 
 _rooms = _Rooms()
@@ -142,27 +140,30 @@ def launch(
     before it wrote. Raises M605.
     """
     device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
-    index = device.index
     handle = current_handle(device) if stream is None else stream
-    driver = _driver()
-    entered = _enter(index)
+    entered = _enter(device.index)
     try:
-        kernel.allow_shared(index, shared)
-        if cluster is None and not overlap_previous:
-            _call(driver.cuLaunchKernel, kernel.function, *grid, threads, 1, 1, shared, handle, arguments.placed(), 0)
-            return
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = shared
-        config.hStream = driver.CUstream(handle)
-        attributes = _attributes(cluster, overlap_previous)
-        config.attrs = list(attributes)
-        config.numAttrs = len(attributes)
-        _call(driver.cuLaunchKernelEx, config, kernel.function, arguments.placed(), 0)
+        if shared > SHARED_WITHOUT_ASKING:
+            kernel.allow_shared(device.index, shared)
+        config = _config(grid, threads, shared, handle, cluster, overlap_previous)
+        _call(_driver().cuLaunchKernelEx, config, kernel.function, arguments.placed(), 0)
     finally:
         if entered:
-            _call(driver.cuCtxPopCurrent)
+            _call(_driver().cuCtxPopCurrent)
+
+
+@lru_cache(maxsize=256)
+def _config(grid: Dim3, threads: int, shared: int, stream: int, cluster: Dim3 | None, overlap_previous: bool) -> Any:
+    """How a kernel is launched, which the driver only reads: any thread may use it again."""
+    config = _driver().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared
+    config.hStream = _driver().CUstream(stream)
+    attributes = _attributes(cluster, overlap_previous)
+    config.attrs = list(attributes)
+    config.numAttrs = len(attributes)
+    return config
 
 
 @cache
@@ -308,7 +309,6 @@ _SWIZZLES: dict[Swizzle, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTION_256B = 3
 
 
-@lru_cache(maxsize=1024)
 def tensor_map(
     pointer: int,
     dtype: torch.dtype,
@@ -320,9 +320,8 @@ def tensor_map(
     """An encoded CUtensorMap of a strided tensor, innermost dimension first; reads outside it give zeros.
 
     sizes, strides: in elements, 1 to 5 of them; strides[0] must be 1, and the stride of a dimension of size 1 does not
-    matter. box: the tile that one copy moves. swizzle: bytes of the shared-memory swizzle pattern (0: none). The
-    result depends on nothing but the arguments, so a cached map is never stale. Raises M607 for what the hardware
-    cannot address.
+    matter. box: the tile that one copy moves. swizzle: bytes of the shared-memory swizzle pattern (0: none). Raises M607
+    for what the hardware cannot address.
     """
     code, width = _MAP_TYPES[dtype]
     steps = _byte_strides(sizes, strides, width)
@@ -378,19 +377,20 @@ def driver_version() -> tuple[int, int] | None:
 
 def _enter(device: int) -> bool:
     """Make the primary context of `device`, which torch uses, current in this thread; whether one is to be popped for it."""
-    driver = _driver()
-    wanted = _primary_context(device)
-    if int(_call(driver.cuCtxGetCurrent)) == int(wanted):
+    wanted, number = _primary_context(device)
+    if int(_call(_driver().cuCtxGetCurrent)) == number:
         return False
-    _call(driver.cuCtxPushCurrent, wanted)
+    _call(_driver().cuCtxPushCurrent, wanted)
     return True
 
 
 @cache
-def _primary_context(device: int) -> Any:
+def _primary_context(device: int) -> tuple[Any, int]:
+    """(context, its address)."""
     _initialise()
     driver = _driver()
-    return _call(driver.cuDevicePrimaryCtxRetain, _call(driver.cuDeviceGet, device))
+    context = _call(driver.cuDevicePrimaryCtxRetain, _call(driver.cuDeviceGet, device))
+    return context, int(context)
 
 
 @cache
@@ -434,7 +434,7 @@ def _call(function: Any, *args: object) -> Any:
         status, *result = function(*args)
     except RuntimeError as e:  # what the bindings raise where they find no driver, itself or a subclass
         raise _no_driver(str(e)) from e
-    if int(status) == 0:
+    if status == 0:
         return result[0] if result else None
     if status.name in _NO_DEVICE:
         raise _no_driver(status.name)

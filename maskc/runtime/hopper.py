@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
@@ -148,12 +148,38 @@ class _GatedParams(ctypes.Structure):
 _TABLES = ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """Tables of a mask batch. sizes: what the kernels are told of them; offsets: where they lie, in bytes, in one tensor."""
+
+    sizes: dict[str, int]
+    offsets: dict[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, spec: KernelSpec, v: BoundaryVectors) -> _Tables:
+        return _tables(spec, v.nq, v.nk, v.batch, v.heads)
+
+    def placed(self, spec: KernelSpec, v: BoundaryVectors, base: int) -> _MaskTables:
+        """The struct for tables at `base`."""
+        out = _MaskTables(base + self.offsets["minmax"], base + self.offsets["unseen"], **self.sizes)
+        if v.blocks is not None:
+            keep = v.blocks.keep
+            out.table = keep.data_ptr()
+            out.table_batch = keep.stride(0) if keep.shape[0] > 1 else 0
+            out.table_head = keep.stride(1) if keep.shape[1] > 1 else 0
+            out.table_cols = keep.shape[3]
+            out.table_q_ratio = v.blocks.block_q // spec.block_q
+            out.table_kv_ratio = v.blocks.block_kv // spec.block_kv
+        return out
+
+
 @lru_cache(maxsize=256)
-def _offsets(spec: KernelSpec, masks: int, q_blocks: int, kv_blocks: int) -> dict[str, int]:
-    """Where the tables of a mask batch lie in the one tensor that holds them, and its "size", in bytes."""
+def _tables(spec: KernelSpec, nq: int, nk: int, batch: int, heads: int) -> _Tables:
+    masks, q_blocks, kv_blocks = batch * heads, -(-nq // spec.block_q), -(-nk // spec.block_kv)
     rows, columns = masks * q_blocks, masks * kv_blocks
     with_runs = rows if spec.queue == "schedule" else 0
-    sizes = (
+    parts = (
         len(spec.form.vectors) * columns * 8,
         columns * spec.pack_bytes,
         columns,
@@ -164,15 +190,11 @@ def _offsets(spec: KernelSpec, masks: int, q_blocks: int, kv_blocks: int) -> dic
         with_runs * 4,
     )
     offsets, at = {}, 0
-    for name, size in zip(_TABLES, sizes, strict=True):
+    for name, size in zip(_TABLES, parts, strict=True):
         offsets[name] = at
         at += -(-size // 256) * 256
-    return {**offsets, "size": at}
-
-
-def _geometry(spec: KernelSpec, v: BoundaryVectors) -> tuple[int, int, int]:
-    """(masks, Q blocks, KV blocks)."""
-    return v.batch * v.heads, -(-v.nq // spec.block_q), -(-v.nk // spec.block_kv)
+    sizes = {"rows": nq, "cols": nk, "q_blocks": q_blocks, "kv_blocks": kv_blocks, "masks": masks, "mask_heads": heads}
+    return _Tables(sizes, offsets, at)
 
 
 def _dense_table(v: BoundaryVectors) -> BoundaryVectors:
@@ -180,22 +202,6 @@ def _dense_table(v: BoundaryVectors) -> BoundaryVectors:
     if v.blocks is None or v.blocks.keep.is_contiguous():
         return v
     return replace(v, blocks=replace(v.blocks, keep=v.blocks.keep.contiguous()))
-
-
-def _mask_tables(spec: KernelSpec, v: BoundaryVectors, offsets: dict[str, int], base: int) -> _MaskTables:
-    masks, q_blocks, kv_blocks = _geometry(spec, v)
-    out = _MaskTables(base + offsets["minmax"], base + offsets["unseen"])
-    out.rows, out.cols, out.q_blocks, out.kv_blocks = v.nq, v.nk, q_blocks, kv_blocks
-    out.masks, out.mask_heads = masks, v.heads
-    if v.blocks is not None:
-        keep = v.blocks.keep
-        out.table = keep.data_ptr()
-        out.table_batch = keep.stride(0) if keep.shape[0] > 1 else 0
-        out.table_head = keep.stride(1) if keep.shape[1] > 1 else 0
-        out.table_cols = keep.shape[3]
-        out.table_q_ratio = v.blocks.block_q // spec.block_q
-        out.table_kv_ratio = v.blocks.block_kv // spec.block_kv
-    return out
 
 
 def schedule(v: BoundaryVectors, head_dim: int) -> tuple[torch.Tensor, ...]:
@@ -214,22 +220,14 @@ def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ..
     v = _dense_table(v)
     vectors = [getattr(v, name) for name in spec.form.vectors]
     device = vectors[0].device if vectors or v.blocks is None else v.blocks.keep.device
-    masks, q_blocks, kv_blocks = _geometry(spec, v)
-    offsets = _offsets(spec, masks, q_blocks, kv_blocks)
-    storage = torch.empty(offsets["size"], dtype=torch.uint8, device=device)
+    tables = _Tables.of(spec, v)
+    storage = torch.empty(tables.bytes, dtype=torch.uint8, device=device)
     base = storage.data_ptr()
-    params = _ScheduleParams(_mask_tables(spec, v, offsets, base))
-    for i, vector in enumerate(vectors):
-        params.vectors[i] = vector.data_ptr()
-        params.batch_stride[i] = vector.stride(0) if vector.shape[0] > 1 else 0
-        params.head_stride[i] = vector.stride(1) if vector.shape[1] > 1 else 0
-    if v.elsewhere is not None:
-        params.elsewhere = v.elsewhere.data_ptr()
-        params.elsewhere_batch = v.elsewhere.stride(0) if v.elsewhere.shape[0] > 1 else 0
-        params.elsewhere_head = v.elsewhere.stride(1) if v.elsewhere.shape[1] > 1 else 0
-    for name in _TABLES:
-        setattr(params, name, base + offsets[name])
+    given = zip(*map(_strided, vectors), strict=True) if vectors else [(), (), ()]
+    places = [base + offset for offset in tables.offsets.values()]
+    params = _ScheduleParams(tables.placed(spec, v, base), *given, *_strided(v.elsewhere), *places)
     arguments = Arguments((), params)
+    masks, q_blocks, kv_blocks = (tables.sizes[name] for name in ("masks", "q_blocks", "kv_blocks"))
     threads = -(-spec.block_kv // 32) * 32
     launch(_schedule_kernel(spec, "kv_bounds"), (masks, kv_blocks, 1), threads, arguments, device=device)
     if spec.scheduler in ("lpt", "giants") or spec.queue == "schedule":
@@ -238,11 +236,21 @@ def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ..
     return (storage,)
 
 
+def _strided(vector: torch.Tensor | None) -> tuple[int, int, int]:
+    """Where a vector lies, and its strides by batch item and head: 0 where it has one."""
+    if vector is None:
+        return 0, 0, 0
+    batch, heads, _ = vector.shape
+    by_batch, by_head, _ = vector.stride()
+    return vector.data_ptr(), by_batch if batch > 1 else 0, by_head if heads > 1 else 0
+
+
 @cache
 def _schedule_cubin(spec: KernelSpec) -> Cubin:
     return compile_cubin(schedule_source(spec))
 
 
+@cache
 def _schedule_kernel(spec: KernelSpec, name: str) -> Kernel:
     return load_kernel(_schedule_cubin(spec).image, name)
 
@@ -288,65 +296,93 @@ def forward_with(
     gate: GateTables | None = None,
     own: tuple[torch.Tensor, torch.Tensor] | None = None,
     leave: int = 0,
+    sizes: Sizes | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`forward` by one variant.
 
     record: for `spec.record_queue`, int32 [B, Hq, Q blocks, 1 + KV blocks]: the length of each queue, then its entries
     (KV block << spec.tag_bits | tags) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
     `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel. own: K and V
-    [B, rows, Hk, D] of the KV blocks from `gate.own_block` on. leave: multiprocessors that the kernel does not use.
+    [B, rows, Hk, D] of the KV blocks from `gate.own_block` on. leave: multiprocessors that the kernel does not use. sizes:
+    what those of the tensors settle, where it is known.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
-    batch, nq, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    out = torch.empty(batch, nq, heads, head_dim, dtype=torch.float32 if spec.out_dtype == "f32" else q.dtype, device=q.device)
-    lse = torch.empty(batch, heads, nq, dtype=torch.float32, device=q.device)
+    device, (batch, rows, heads, _) = q.device, q.shape
+    out = torch.empty(q.shape, dtype=torch.float32 if spec.out_dtype == "f32" else q.dtype, device=device)
+    lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=device)
     if out.numel() == 0 or k.shape[1] == 0:
         return out.zero_(), lse.fill_(-math.inf)
-    q, k, val = addressable(q), addressable(k), addressable(val)
+    sizes = sizes or Sizes.of(spec, v, q, k)
+    q, q_map = mapped(q, spec.block_q)
+    k, k_map = mapped(k, spec.block_kv)
+    val, val_map = mapped(val, spec.block_kv)
     v = _dense_table(v)
-    schedule = schedule or schedule_for(spec, v)
-    masks, q_blocks, kv_blocks = _geometry(spec, v)
-    offsets = _offsets(spec, masks, q_blocks, kv_blocks)
-    if schedule and schedule[0].numel() != offsets["size"]:
-        raise error("M526", f"the schedule of another mask or head dim: {schedule[0].numel()} bytes, not {offsets['size']}")
-    base = schedule[0].data_ptr() if schedule else 0
-    params = (_ForwardParams if gate is None else _GatedParams)(_mask_tables(spec, v, offsets, base))
+    schedule, tables = schedule or schedule_for(spec, v), sizes.tables
+    if schedule and schedule[0].numel() != tables.bytes:
+        raise error("M526", f"the schedule of another mask or head dim: {schedule[0].numel()} bytes, not {tables.bytes}")
+    base, counter = schedule[0].data_ptr() if schedule else 0, work_counter(device)
+    params = (_ForwardParams if gate is None else _GatedParams)(
+        tables.placed(spec, v, base),
+        **{name: base + tables.offsets[name] for name in ("packs", "runs", "run_counts", "order", "giants")},
+        counter=counter.data_ptr(),
+        record=0 if record is None else record.data_ptr(),
+        trace=0 if trace is None else trace.data_ptr(),
+        out=out.data_ptr(),
+        lse=lse.data_ptr(),
+        scale=scale,
+        scale_log2=scale * math.log2(math.e),
+        **sizes.fields,
+    )
     if gate is not None:
         params.gate = gate
-    for name in ("packs", "runs", "run_counts", "order", "giants"):
-        setattr(params, name, base + offsets[name])
-    counter = work_counter(q.device)
-    params.counter, params.out, params.lse = counter.data_ptr(), out.data_ptr(), lse.data_ptr()
-    params.record = record.data_ptr() if record is not None else 0
-    params.trace = trace.data_ptr() if trace is not None else 0
-    params.scale, params.scale_log2 = scale, scale * math.log2(math.e)
-    params.heads, params.kv_ratio, params.mask_ratio = heads, heads // kv_heads, heads // v.heads
-    params.masked_batches = v.batch > 1
-    params.items = batch * heads * q_blocks
-    few = params.items < FEW_ITEMS * multiprocessors(q.device)
-    params.group_heads = _group_heads(spec, k, heads // kv_heads, batch * heads, few)
-    maps = (
-        tile_map(q, spec.block_q),
-        tile_map(k, spec.block_kv),
-        tile_map(val, spec.block_kv),
-        tile_map(out, spec.block_q) if spec.out_dtype == "input" else tile_map(q, spec.block_q),
-        *(tile_map(t, spec.block_kv) for t in ((own or (k, val)) if spec.gated else ())),
-    )
-    grid = min(max(1, multiprocessors(q.device) - leave), params.items)
-    launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=q.device, shared=spec.shared_bytes)
+    maps = [q_map, k_map, val_map, tile_map(out, spec.block_q) if spec.out_dtype == "input" else q_map]
+    if spec.gated:
+        maps += [tile_map(t, spec.block_kv) for t in own or (k, val)]
+    grid = min(max(1, multiprocessors(device) - leave), sizes.fields["items"])
+    launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=device, shared=spec.shared_bytes)
     return out, lse
 
 
-def _group_heads(spec: KernelSpec, k: torch.Tensor, ratio: int, all_heads: int, few: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the sizes of a call settle. fields: of `_ForwardParams`."""
+
+    tables: _Tables
+    fields: dict[str, int]
+
+    @classmethod
+    def of(cls, spec: KernelSpec, v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor) -> Sizes:
+        return _sizes(spec, v.nq, v.nk, v.batch, v.heads, q.shape, k.shape, multiprocessors(q.device))
+
+
+@lru_cache(maxsize=256)
+def _sizes(
+    spec: KernelSpec, nq: int, nk: int, mask_batch: int, mask_heads: int, q: torch.Size, k: torch.Size, processors: int
+) -> Sizes:
+    tables = _tables(spec, nq, nk, mask_batch, mask_heads)
+    (batch, _, heads, _), (_, keys, kv_heads, _) = q, k
+    items = batch * heads * tables.sizes["q_blocks"]
+    few = items < FEW_ITEMS * processors
+    fields = {
+        "heads": heads,
+        "kv_ratio": heads // kv_heads,
+        "mask_ratio": heads // mask_heads,
+        "masked_batches": mask_batch > 1,
+        "items": items,
+        "group_heads": _group_heads(spec, keys, heads // kv_heads, batch * heads, few),
+    }
+    return Sizes(tables, fields)
+
+
+def _group_heads(spec: KernelSpec, keys: int, ratio: int, all_heads: int, few: bool) -> int:
     """Query heads that are worked on together: every row of a full mask costs the same, so there a K/V head at a time.
 
     few: there are few work items. A group that starts when the one before ends would then end long after the others.
     """
     if spec.form.closed == "full":
         return min(all_heads, ratio)
-    size = k.shape[1] * 2 * spec.head_dim * 2
+    size = keys * 2 * spec.head_dim * 2
     if few and all_heads // ratio * size <= 2 * L2_BYTES:
         return all_heads
     return min(all_heads, max(1, L2_BYTES // size) * ratio)
@@ -357,6 +393,7 @@ def _forward_cubin(spec: KernelSpec) -> Cubin:
     return compile_cubin(forward_source(spec))
 
 
+@cache
 def _forward_kernel(spec: KernelSpec) -> Kernel:
     return load_kernel(_forward_cubin(spec).image, spec.name)
 
@@ -371,18 +408,42 @@ def multiprocessors(device: torch.device) -> int:
 
 def addressable(t: torch.Tensor) -> torch.Tensor:
     """`t`, or a contiguous copy where a tensor map cannot hold its strides (expanded, misaligned, not dense in the last)."""
-    width, strides = t.element_size(), t.stride()
-    fits = strides[3] == 1 and t.data_ptr() % 16 == 0
-    for n, stride in zip(t.shape[:3], strides, strict=False):
-        fits = fits and (n <= 1 or (stride * width % 16 == 0 and 0 < stride * width < 1 << 40))
-    return t if fits else t.contiguous() if not t.is_contiguous() else t.clone()
+    if t.data_ptr() % 16 == 0 and _fit(t.shape, t.stride(), t.element_size()):
+        return t
+    return t.contiguous() if not t.is_contiguous() else t.clone()
+
+
+@lru_cache(maxsize=256)
+def _fit(shape: torch.Size, strides: tuple[int, ...], width: int) -> bool:
+    outer = [stride * width for n, stride in zip(shape[:3], strides[:3], strict=True) if n > 1]
+    return strides[3] == 1 and all(step % 16 == 0 and 0 < step < 1 << 40 for step in outer)
+
+
+def mapped(t: torch.Tensor, rows: int) -> tuple[torch.Tensor, bytes]:
+    """`t` [B, S, H, D] as it is `addressable`, and its `tile_map`."""
+    made = _tile_map(t.data_ptr(), t.dtype, t.shape, t.stride(), rows)
+    if made is not None:
+        return t, made
+    t = addressable(t)
+    return t, tile_map(t, rows)
 
 
 def tile_map(t: torch.Tensor, rows: int) -> bytes:
-    """Tensor map of [B, S, H, D] as boxes of [rows][64 elements]."""
-    batch, length, heads, dim = t.shape
-    by_batch, by_row, by_head, _ = t.stride()
-    return tensor_map(t.data_ptr(), t.dtype, (dim, length, heads, batch), (1, by_row, by_head, by_batch), (64, rows, 1, 1))
+    """Tensor map of [B, S, H, D] as boxes of [rows][64 elements]. Raises M607 for what is not `addressable`."""
+    made = _tile_map(t.data_ptr(), t.dtype, t.shape, t.stride(), rows)
+    if made is None:
+        raise error("M607", f"no tensor map of strides {t.stride()} at address {t.data_ptr():#x}")
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _tile_map(pointer: int, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], rows: int) -> bytes | None:
+    """None where there is none. It depends on nothing but the arguments, so that one which is kept is never stale."""
+    if pointer % 16 or not _fit(shape, strides, dtype.itemsize):
+        return None
+    batch, length, heads, dim = shape
+    by_batch, by_row, by_head, _ = strides
+    return tensor_map(pointer, dtype, (dim, length, heads, batch), (1, by_row, by_head, by_batch), (64, rows, 1, 1))
 
 
 _counters: dict[tuple[int | None, int], torch.Tensor] = {}

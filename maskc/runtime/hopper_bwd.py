@@ -22,7 +22,7 @@ from maskc.codegen.nvrtc import compile_cubin
 from maskc.codegen.spec import VECTORS
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
-from maskc.runtime.hopper import DTYPES, addressable, mask_form, multiprocessors, tile_map, work_counter
+from maskc.runtime.hopper import DTYPES, addressable, mapped, mask_form, multiprocessors, tile_map, work_counter
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
@@ -73,85 +73,72 @@ def backward_with(
     own: tuple[Tensor, Tensor] | None = None,
     whole: tuple[Tensor, Tensor] | None = None,
     leave: int = 0,
+    sizes: Sizes | None = None,
+    mask: MaskFields | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
     parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, Sk, D], to be summed over the splits. gate: for
     `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel. own: K and V
     [B, rows, Hk, D] of the key tiles from `gate.own_tile` on. whole: where their dK and dV go that leave as whole gradients
-    (`gate.whole`), of q's dtype. leave: multiprocessors that the main kernel does not use.
+    (`gate.whole`), of q's dtype. leave: multiprocessors that the main kernel does not use. sizes, mask: what those of the
+    tensors settle (without `dealing` and `parts`) and the fields of `v`, where they are known.
     """
     assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape, dtype=dtype), k.new_zeros(k.shape, dtype=dtype), val.new_zeros(val.shape, dtype=dtype)
-    processors = multiprocessors(q.device)
-    shape = _Shape.of(spec, v, q, k)
-    dealing = dealing or shape.dealing(spec, processors)
-    q, k, val, dout, out = (addressable(t) for t in (q, k, val, dout.to(q.dtype), out))
-    lse = lse.contiguous()
+    device = q.device
+    processors = multiprocessors(device)
+    q, q_map = mapped(q, spec.block_q)
+    dout, dout_map = mapped(dout if dout.dtype == q.dtype else dout.to(q.dtype), spec.block_q)
+    k, k_map = mapped(k, spec.block_kv)
+    val, val_map = mapped(val, spec.block_kv)
+    out, lse = addressable(out), lse.contiguous()
     dlse = None if dlse is None else dlse.to(torch.float32).contiguous()
-    dq = q.new_empty(q.shape, dtype=dtype)
-    # dK and dV go straight to the result, or as one fp32 part per split to be summed in order.
-    grads_f32 = parts or shape.splits > 1 or dtype == torch.float32
-    stored = (shape.splits, *k.shape) if shape.splits > 1 else k.shape
-    if parts:
-        stored = (shape.splits, k.shape[0], k.shape[2], k.shape[1], k.shape[3])
-    dk, dv = (k.new_empty(stored, dtype=torch.float32 if grads_f32 else dtype) for _ in range(2))
-    by_batch, by_head, by_row = (dk.stride(d) for d in ((1, 2, 3) if parts else (-4, -2, -3)))
-    space, mask = _Workspace.of(spec, shape, q.device), _Mask.of(v)
-
-    ahead = shape.ahead(dealing, processors) if spec.zeroes_ahead else shape.units
-    done = work_counter(q.device) if dealing.falling and gate is None else None
+    sizes = sizes or Sizes.of(spec, v, q, k, dtype, dealing, parts)
+    shape = sizes.shape
+    dq = torch.empty(q.shape, dtype=dtype, device=device)
+    dk, dv = (torch.empty(sizes.stored, dtype=sizes.stored_dtype, device=device) for _ in range(2))
+    space = torch.empty(sizes.bytes, dtype=torch.uint8, device=device)
+    base = space.data_ptr()
+    at = {name: base + offset for name, offset in sizes.offsets.items()}
+    order, mask = at.pop("order"), mask or MaskFields.of(v)
+    done = work_counter(device) if sizes.falling and gate is None else None
     pre = _Pre(
         out=out.data_ptr(),
         dout=dout.data_ptr(),
         lse=lse.data_ptr(),
         dlse=0 if dlse is None else dlse.data_ptr(),
-        **space.addresses,
-        **mask.fields,
-        **dict(zip(_STRIDES, (*out.stride()[:3], *dout.stride()[:3]), strict=True)),
-        **shape.sizes("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "mask_tiles"),
-        ahead=ahead,
+        order=order,
         done=0 if done is None else done.data_ptr(),
-        mask_heads=v.heads,
+        **at,
+        **mask.fields,
+        **sizes.pre,
         out_is_f32=out.dtype == torch.float32,
     )
+    pre.out_batch, pre.out_row, pre.out_head, _ = out.stride()
+    pre.dout_batch, pre.dout_row, pre.dout_head, _ = dout.stride()
+    post = _Post(acc=at["dq"], dq=dq.data_ptr(), **sizes.post, scale=scale)
     main = (_Main if gate is None else _GatedMain)(
-        **{name: at for name, at in space.addresses.items() if name != "order"},
+        **at,
         **mask.fields,
-        order=space.addresses["order"] if dealing.falling else 0,
+        order=order if sizes.falling else 0,
         dk=dk.data_ptr(),
         dv=dv.data_ptr(),
-        **shape.sizes("nq", "nk", "hq", "hk", "batch", "q_blocks", "kv_blocks", "splits", "heads"),
-        grads_f32=grads_f32,
-        mask_batch=v.batch,
-        mask_heads=v.heads,
-        grad_batch=by_batch,
-        grad_head=by_head,
-        grad_row=by_row,
-        group=dealing.heads,
-        ahead=ahead,
+        **sizes.main,
         scale=scale,
         scale_log2=scale * log2(e),
     )
     if gate is not None:
         main.gate = gate
-    post = _Post(
-        acc=space.addresses["dq"],
-        dq=dq.data_ptr(),
-        **shape.sizes("nq", "hq", "q_blocks"),
-        dq_is_f32=dtype == torch.float32,
-        scale=scale,
-    )
-    loads = [tile_map(t, rows) for t, rows in ((q, spec.block_q), (dout, spec.block_q), (k, spec.block_kv), (val, spec.block_kv))]
     # Without 16-bit results the two store maps are never used; any valid map will do.
-    results = whole or ((dk, dv) if not grads_f32 else None)
-    stores = [tile_map(t, 64) for t in results] if results else [loads[2], loads[3]]
-    kernels, device = _kernels(spec), q.device
+    results = whole or (None if sizes.grads_f32 else (dk, dv))
+    stores = [tile_map(t, 64) for t in results] if results else [k_map, val_map]
+    kernels = _kernels(spec)
     launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
     enqueue = partial(launch, device=device, overlap_previous=True)
     mine = [tile_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
-    arguments = Arguments([*loads, *stores, *mine], main)
+    arguments = Arguments([q_map, dout_map, k_map, val_map, *stores, *mine], main)
     ctas = min(shape.items, max(1, processors - leave))
     enqueue(kernels.main, (ctas, 1, 1), spec.threads, arguments, shared=spec.shared_bytes)
     # Waiting on the multiprocessors that a gated kernel leaves free, it would keep out what copies keys there.
@@ -262,21 +249,72 @@ def heads_together(elements: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Workspace:
-    """Parts of one buffer by name. `keep` holds it until the launches are enqueued (torch frees in stream order)."""
+class Sizes:
+    """What the sizes of a call settle.
 
-    keep: Tensor
-    addresses: dict[str, int]
+    falling: see `Dealing`. stored: shape and dtype of dK and dV as the kernel leaves them. offsets: where the parts of a
+    workspace lie, and its size, in bytes. pre, main, post: what the three kernels are told of it all.
+    """
+
+    shape: _Shape
+    falling: bool
+    grads_f32: bool
+    stored: tuple[int, ...]
+    stored_dtype: torch.dtype
+    offsets: dict[str, int]
+    bytes: int
+    pre: dict[str, int]
+    main: dict[str, int]
+    post: dict[str, int]
 
     @classmethod
-    def of(cls, spec: BackwardSpec, shape: _Shape, device: torch.device) -> _Workspace:
-        offsets, total = _offsets(spec, shape)
-        keep = torch.empty(total, dtype=torch.uint8, device=device)
-        base = keep.data_ptr()
-        return cls(keep, {name: base + offset for name, offset in offsets.items()})
+    def of(
+        cls,
+        spec: BackwardSpec,
+        v: BoundaryVectors,
+        q: Tensor,
+        k: Tensor,
+        dtype: torch.dtype,
+        dealing: Dealing | None = None,
+        parts: bool = False,
+    ) -> Sizes:
+        return _sizes(spec, v.batch, v.heads, q.shape, k.shape, dtype, dealing, parts, multiprocessors(q.device))
 
 
 @lru_cache(maxsize=256)
+def _sizes(
+    spec: BackwardSpec,
+    mask_batch: int,
+    mask_heads: int,
+    q: torch.Size,
+    k: torch.Size,
+    dtype: torch.dtype,
+    dealing: Dealing | None,
+    parts: bool,
+    processors: int,
+) -> Sizes:
+    shape = _shape_of(spec, mask_batch, mask_heads, q, k, processors)
+    dealing = dealing or shape.dealing(spec, processors)
+    ahead = shape.ahead(dealing, processors) if spec.zeroes_ahead else shape.units
+    # dK and dV go straight to the result, or as one fp32 part per split to be summed in order.
+    grads_f32 = parts or shape.splits > 1 or dtype == torch.float32
+    batch, keys, heads, dim = k
+    if parts:
+        stored: tuple[int, ...] = (shape.splits, batch, heads, keys, dim)
+    else:
+        stored = (shape.splits, *k) if shape.splits > 1 else tuple(k)
+    strides = torch.empty(stored, device="meta").stride()
+    by_batch, by_head, by_row = (strides[d] for d in ((1, 2, 3) if parts else (-4, -2, -3)))
+    sizes = partial(shape.sizes, "nq", "hq", "q_blocks")
+    common = sizes("nk", "batch", "kv_blocks", "heads") | {"ahead": ahead, "mask_heads": mask_heads}
+    main = sizes("hk", "splits") | common | {"grads_f32": grads_f32, "mask_batch": mask_batch, "group": dealing.heads}
+    main |= {"grad_batch": by_batch, "grad_head": by_head, "grad_row": by_row}
+    pre, post = sizes("mask_tiles") | common, sizes() | {"dq_is_f32": dtype == torch.float32}
+    offsets, total = _offsets(spec, shape)
+    stored_dtype = torch.float32 if grads_f32 else dtype
+    return Sizes(shape, dealing.falling, grads_f32, stored, stored_dtype, offsets, total, pre, main, post)
+
+
 def _offsets(spec: BackwardSpec, shape: _Shape) -> tuple[dict[str, int], int]:
     """Where the parts of a workspace lie, and its size, in bytes."""
     rows = shape.row_blocks * spec.block_q
@@ -299,14 +337,14 @@ def _offsets(spec: BackwardSpec, shape: _Shape) -> tuple[dict[str, int], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mask:
+class MaskFields:
     """Fields of the parameter structs that describe the mask. `keep` holds the tensors that they point into."""
 
     keep: tuple[Tensor, ...]
     fields: dict[str, int]
 
     @classmethod
-    def of(cls, v: BoundaryVectors) -> _Mask:
+    def of(cls, v: BoundaryVectors) -> MaskFields:
         held = [(name, t) for name in VECTORS if (t := getattr(v, name)) is not None]
         full = v.batch, v.heads, v.nk
         dense = {name: (t if t.shape == full else t.expand(full)).contiguous() for name, t in held}
@@ -340,7 +378,6 @@ def _kernels(spec: BackwardSpec) -> _Kernels:
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _KEEP = [(f"keep_{name}", _INT) for name in ("batch", "heads", "rows", "cols", "block_q", "block_kv")]
 _VECTORS = [(name, _POINTER) for name in VECTORS]
-_STRIDES = [f"{t}_{d}" for t in ("out", "dout") for d in ("batch", "row", "head")]
 
 
 class _Pre(ctypes.Structure):
@@ -351,7 +388,7 @@ class _Pre(ctypes.Structure):
         *((name, _POINTER) for name in ("dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order", "done")),
         *_VECTORS,
         ("keep", _POINTER),
-        *((name, _I64) for name in _STRIDES),
+        *((f"{t}_{d}", _I64) for t in ("out", "dout") for d in ("batch", "row", "head")),
         *(
             (name, _INT)
             for name in ("nq", "nk", "hq", "batch", "q_blocks", "kv_blocks", "heads", "ahead", "mask_tiles", "mask_heads")

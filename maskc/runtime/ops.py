@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -85,18 +86,15 @@ def attention(
 
     The vectors are on q's device; `schedule` is what the backend's `schedule` returned for them (empty: it makes it).
     """
-    if _looked_at(q, k, val):
+    if looked_at(q, k, val):
         return cast(tuple[Tensor, Tensor], torch.ops.maskc.forward(q, k, val, *_flat(v, schedule), scale, deterministic))
-    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or val.requires_grad):
-        return forward(v, q, k, val, scale, schedule=tuple(schedule) or None)
-    result = _Attention.apply(q, k, val, v, scale, deterministic, tuple(schedule))  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor], result)
+    return Call(v, tuple(schedule), scale, deterministic)(q, k, val)
 
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def _looked_at(*tensors: Tensor) -> bool:
+def looked_at(*tensors: Tensor) -> bool:
     """Whether somebody wants to see the operators of a call on these tensors."""
     return (
         torch.compiler.is_compiling()
@@ -107,32 +105,67 @@ def _looked_at(*tensors: Tensor) -> bool:
     )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """`attention` under one mask for tensors at whose operators nobody looks; a backend may know better ways to run it."""
+
+    v: BoundaryVectors
+    schedule: Schedule
+    scale: float
+    deterministic: bool
+
+    def __call__(self, q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
+        """(out, lse), differentiable."""
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or val.requires_grad):
+            return cast(tuple[Tensor, Tensor], _Attention.apply(q, k, val, self))  # type: ignore[no-untyped-call]
+        return self.forward(q, k, val)
+
+    def forward(self, q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
+        """Outside autograd, as the next one."""
+        return forward(self.v, q, k, val, self.scale, schedule=self.schedule or None)
+
+    def backward(
+        self, q: Tensor, k: Tensor, val: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        how = {"deterministic": self.deterministic, "schedule": self.schedule or None}
+        return backward(self.v, q, k, val, out, lse, dout, dlse, self.scale, **how)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return type(None), ()  # kept with a mask for this process; a copy of the mask makes its own
+
+
+def call_of(
+    backend: str, v: BoundaryVectors, schedule: Schedule, scale: float, deterministic: bool, q: Tensor, k: Tensor
+) -> Call:
+    """A call that was checked, for tensors of these sizes."""
+    if backend == "hopper" and q.numel() and k.numel():
+        from maskc.runtime.prepared import Prepared
+
+        return Prepared.of(v, schedule, scale, deterministic, q, k)
+    return Call(v, schedule, scale, deterministic)
+
+
 class _Attention(torch.autograd.Function):
     """The eager call; a backward that is to be differentiated itself goes through the operator, which refuses it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, val: Tensor, v: BoundaryVectors, scale: float, deterministic: bool, schedule: Schedule
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = forward(v, q, k, val, scale, schedule=schedule or None)
+    def forward(ctx: Any, q: Tensor, k: Tensor, val: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        out, lse = call.forward(q, k, val)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, val, out, lse)
-        ctx.plain = v, scale, deterministic, schedule
+        ctx.call = call
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, val, out, lse = ctx.saved_tensors
-        v, scale, deterministic, schedule = ctx.plain
-        none = None, None, None, None
         if dout is None and dlse is None:
-            return None, None, None, *none
-        dout = torch.zeros_like(out) if dout is None else dout
-        if torch.is_grad_enabled() or _looked_at(q, k, val, dout):
-            mask = *_flat(v, schedule), scale, deterministic
-            return *torch.ops.maskc.backward(dout, dlse, q, k, val, out, lse, *mask), *none
-        how = {"deterministic": deterministic, "schedule": schedule or None}
-        return *backward(v, q, k, val, out, lse, dout, dlse, scale, **how), *none
+            return None, None, None, None
+        q, k, val, out, lse = ctx.saved_tensors
+        dout, call = torch.zeros_like(out) if dout is None else dout, ctx.call
+        if torch.is_grad_enabled() or looked_at(q, k, val, dout):
+            mask = *_flat(call.v, call.schedule), call.scale, call.deterministic
+            return *torch.ops.maskc.backward(dout, dlse, q, k, val, out, lse, *mask), None
+        return *call.backward(q, k, val, out, lse, dout, dlse), None
 
 
 def forward(

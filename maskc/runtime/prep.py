@@ -18,7 +18,7 @@ from maskc.codegen.kernels import KERNELS, Request
 from maskc.codegen.prep import PrepSpec, Scalar, Segments, VectorData, arguments_type, inputs_type
 from maskc.compiled import CompiledMask
 from maskc.diagnostics import Diagnostic
-from maskc.ir.intervals import VECTORS, IntervalProgram
+from maskc.ir.intervals import VECTORS, IntervalProgram, Vector
 from maskc.runtime.device import capability
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
 from maskc.tiles import BlockMinMax, Extremes
@@ -26,10 +26,22 @@ from maskc.tiles import BlockMinMax, Extremes
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Prepared:
-    """vectors: without a block table. extremes: their minima and maxima over blocks of `extremes.block_kv` keys."""
+    """vectors: without a block table. tables: the least and the greatest of each that exists, one after the other.
+
+    int32 [2 x vectors, batch, heads, blocks], over blocks of `block_kv` keys.
+    """
 
     vectors: BoundaryVectors
-    extremes: BlockMinMax
+    tables: torch.Tensor
+    block_kv: int
+
+    @property
+    def extremes(self) -> BlockMinMax:
+        """The tables by name."""
+        names = [name for name in VECTORS if getattr(self.vectors, name) is not None]
+        found = {name: Extremes(self.tables[2 * i], self.tables[2 * i + 1]) for i, name in enumerate(names)}
+        lts, lte, uts, ute = map(found.get, VECTORS)
+        return BlockMinMax(self.block_kv, lts, lte, uts, ute, None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -113,14 +125,13 @@ def _lead(tensors: list[torch.Tensor]) -> tuple[int, int]:
 
 def allocate(program: IntervalProgram, nq: int, nk: int, batch: int, heads: int, block_kv: int, device: torch.device) -> Prepared:
     """Room for the vectors of a program and their tables."""
-    names = [name for name in VECTORS if name in program.vectors]
-    vectors = {name: torch.empty(batch, heads, nk, dtype=torch.int32, device=device) for name in names}
-    tables = torch.empty(2 * len(names), batch, heads, -(-nk // block_kv), dtype=torch.int32, device=device).unbind()
-    pairs = {name: Extremes(low, high) for name, low, high in zip(names, tables[::2], tables[1::2], strict=True)}
-    lts, lte, uts, ute = map(vectors.get, VECTORS)
-    of_lts, of_lte, of_uts, of_ute = map(pairs.get, VECTORS)
-    made = BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute)
-    return Prepared(made, BlockMinMax(block_kv, of_lts, of_lte, of_uts, of_ute, None))
+
+    def room(name: Vector) -> torch.Tensor | None:
+        return torch.empty((batch, heads, nk), dtype=torch.int32, device=device) if name in program.vectors else None
+
+    lts, lte, uts, ute = map(room, VECTORS)
+    tables = torch.empty((2 * len(program.vectors), batch, heads, -(-nk // block_kv)), dtype=torch.int32, device=device)
+    return Prepared(BoundaryVectors(nq, nk, batch, heads, program.causal, lts, lte, uts, ute), tables, block_kv)
 
 
 def _load(compiled: CompiledMask) -> _Ready:
@@ -140,25 +151,20 @@ def _load(compiled: CompiledMask) -> _Ready:
 
 def pack_arguments(spec: PrepSpec, inputs: BoundInputs, out: Prepared) -> ctypes.Structure:
     """`struct PrepArgs`; all tensors must outlive the launch in stream order."""
-    body = arguments_type(spec.slots, spec.vectors)()
-    setattr(body, "in", pack_inputs(spec.slots, inputs, out.vectors.nq, out.vectors.nk))
-    body.heads = out.vectors.heads
-    body.block_kv = out.extremes.block_kv
-    body.blocks = -(-out.vectors.nk // out.extremes.block_kv)
+    made, table = out.vectors, out.tables.data_ptr()
+    blocks = out.tables.shape[3]
+    size = 4 * made.batch * made.heads * blocks
+    addresses = []
     for name in spec.vectors:
-        vector, table = getattr(out.vectors, name), getattr(out.extremes, name)
-        setattr(body, name, vector.data_ptr())
-        setattr(body, f"{name}_low", table.low.data_ptr())
-        setattr(body, f"{name}_high", table.high.data_ptr())
-    return body
+        addresses += [getattr(made, name).data_ptr(), table, table + size]
+        table += 2 * size
+    given = pack_inputs(spec.slots, inputs, made.nq, made.nk)
+    return arguments_type(spec.slots, spec.vectors)(given, made.heads, out.block_kv, blocks, *addresses)
 
 
 def pack_inputs(slots: tuple[Slot, ...], inputs: BoundInputs, nq: int, nk: int) -> ctypes.Structure:
     """`struct MaskInputs` for bound inputs."""
-    packed = inputs_type(slots)(nq, nk)
-    for slot in slots:
-        setattr(packed, f"{slot.name}_", _pack(slot, inputs))
-    return packed
+    return inputs_type(slots)(nq, nk, *(_pack(slot, inputs) for slot in slots))
 
 
 def _pack(slot: Slot, inputs: BoundInputs) -> ctypes.Structure:

@@ -69,6 +69,11 @@ def run(
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q over k and v under a bound mask; see `maskc.run`."""
+    signature = None
+    if group is None and plan is None and strategy == "auto" and type(return_lse) is bool:
+        signature = _signature(spec, q, k, v, scale, deterministic, backend)
+        if signature is not None and (call := spec.call(signature)) is not None:
+            return _results(call, q, k, v, return_lse)
     how = {"plan": plan, "strategy": strategy, "scale": scale, "deterministic": deterministic, "backend": backend}
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         return lasting(run)(spec, q, k, v, group, return_lse=return_lse, **how)  # type: ignore[arg-type]
@@ -99,9 +104,46 @@ def run(
             check_layout(spec, q, k)
         if group is not None:
             _check_share_of_one(spec, q, k, plan, strategy)
-        out, lse = _attend_alone(spec, q, k, v, scale_of(q, scale), deterministic, backend_for(q, backend))
+        out, lse = _attend_alone(spec, q, k, v, scale_of(q, scale), deterministic, backend_for(q, backend), signature)
     if packed:
         out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _signature(
+    spec: BoundMask, q: Tensor, k: Tensor, v: Tensor, scale: float | None, deterministic: bool, backend: str
+) -> tuple[object, ...] | None:
+    """What decides whether and how a call runs, so that it is checked once; None where more has a part in that.
+
+    Such as graphs, modes, transforms and subclasses, and arguments that equal others of another type.
+    """
+    if (
+        ops.looked_at(q, k, v)
+        or not isinstance(spec, BoundMask)
+        or spec.compiled.kernels is not None
+        or not (scale is None or type(scale) is float)
+        or type(deterministic) is not bool
+        or type(backend) is not str
+        or torch.is_inference_mode_enabled()
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    for x in (q, k, v):
+        if x.layout is not torch.strided or x.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return None
+    device = q.device
+    if device.type not in ops.BY_DEVICE or torch.is_autocast_enabled(device.type):
+        return None
+    where = device, k.device, v.device
+    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, *where, scale, deterministic, backend
+
+
+def _results(call: ops.Call, q: Tensor, k: Tensor, v: Tensor, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """Of a call that was checked."""
+    if q.ndim == 4:
+        out, lse = call(q, k, v)
+    else:
+        out, lse = (x[0] for x in call(*(x[None] if x.ndim == 3 else x for x in (q, k, v))))
     return (out, lse) if return_lse else out
 
 
@@ -130,9 +172,16 @@ def _check_share_of_one(spec: BoundMask, q: Tensor, k: Tensor, plan: AttentionPl
 
 
 def _attend_alone(
-    spec: BoundMask, q: Tensor, k: Tensor, v: Tensor, scale: float, deterministic: bool, backend: str
+    spec: BoundMask,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    deterministic: bool,
+    backend: str,
+    signature: tuple[object, ...] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The whole call on one device, by a named backend."""
+    """The whole call on one device, by a named backend; kept under its signature where the next one is the same but for data."""
     vectors = vectors_for(spec, q, k)
     check_backend(backend, vectors, q, k, v, scale)
     if backend == "flex":
@@ -145,10 +194,14 @@ def _attend_alone(
             gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
             check_kernels(spec.compiled.kernels, vectors, q, gradients=gradients, deterministic=deterministic)
         elif (order := reorder.reordered(spec, vectors, q, k)) is not None:
-            spec, vectors = order.mask, order.vectors
+            spec, vectors, signature = order.mask, order.vectors, None
             k, v = reorder.take_keys(k, order), reorder.take_keys(v, order)
         make = None if torch.compiler.is_compiling() else ops.backend_module("hopper").schedule
         schedule = spec.schedule(vectors, q.shape[3], make)
+    if signature is not None:
+        call = ops.call_of(backend, vectors, schedule, scale, deterministic, q, k)
+        spec.keep_call(signature, call, vectors, q.device, q.shape[3] if schedule else None)
+        return call(q, k, v)
     return ops.attention(vectors, q, k, v, scale, deterministic=deterministic, schedule=schedule)
 
 

@@ -123,8 +123,9 @@ def test_tables_equal_the_mirror(built: tuple[KernelSpec, ctypes.CDLL], seed: in
     monkeypatch.setattr(hopper, "launch", on_host)
     monkeypatch.setattr(hopper, "_schedule_kernel", lambda spec, name: name)
     (storage,) = hopper.schedule_for(spec, v)
-    masks, q_blocks, kv_blocks = hopper._geometry(spec, v)
-    offsets = hopper._offsets(spec, masks, q_blocks, kv_blocks)
+    tables = hopper._tables(spec, rows, cols, 1, heads)
+    masks, q_blocks, kv_blocks = (tables.sizes[name] for name in ("masks", "q_blocks", "kv_blocks"))
+    offsets = tables.offsets
 
     def table(name: str, count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return storage[offsets[name] : offsets[name] + count * dtype.itemsize].view(dtype)

@@ -12,16 +12,6 @@ static void note(const char* text) {
   fclose(f);
 }
 
-// The kernels of the tests take one tensor map, then a struct of 16 bytes.
-static void note_launch(const char* how, const unsigned* grid, const unsigned* block, unsigned shared, void* stream, void** args) {
-  char line[512];
-  int n = snprintf(line, sizeof line, "%s grid %u %u %u block %u %u %u shared %u stream %lu aligned %d map %d body", how, grid[0],
-                   grid[1], grid[2], block[0], block[1], block[2], shared, (unsigned long)stream,
-                   (uintptr_t)args[0] % 128 == 0, *(unsigned char*)args[0]);
-  for (int i = 0; i < 4; ++i) n += snprintf(line + n, sizeof line - n, " %d", ((int*)args[1])[i]);
-  note(line);
-}
-
 static int answer() { return 0; }
 
 extern "C" {
@@ -42,15 +32,15 @@ int cuLibraryGetKernel(void** kernel, void*, const char*) { *kernel = (void*)8; 
 int cuKernelSetAttribute(int, int value, void*, int device) {
   char t[64]; snprintf(t, 64, "allow %d on %d", value, device); note(t); return 0;
 }
-int cuLaunchKernel(void*, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void* stream, void** args, void**) {
-  const unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-  if (gx == 0) return 1;  // CUDA_ERROR_INVALID_VALUE
-  note_launch("launch", grid, block, shared, stream, args);
-  return 0;
-}
+// The kernels of the tests take one tensor map, then a struct of 16 bytes.
 int cuLaunchKernelEx(const LaunchConfig* c, void*, void** args, void**) {
-  note_launch("launch-ex", c->grid, c->block, c->shared, c->stream, args);
+  if (c->grid[0] == 0) return 1;  // CUDA_ERROR_INVALID_VALUE
+  char line[512];
+  int n = snprintf(line, sizeof line, "launch grid %u %u %u block %u %u %u shared %u stream %lu aligned %d map %d body", c->grid[0],
+                   c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, (unsigned long)c->stream,
+                   (uintptr_t)args[0] % 128 == 0, *(unsigned char*)args[0]);
+  for (int i = 0; i < 4; ++i) n += snprintf(line + n, sizeof line - n, " %d", ((int*)args[1])[i]);
+  note(line);
   for (unsigned i = 0; i < c->count; ++i) {  // each attribute: id, padding, 64 bytes of value
     char t[64]; const int* a = (const int*)(c->attrs + 72 * i);
     snprintf(t, 64, "attribute %d: %d %d %d", a[0], a[2], a[3], a[4]); note(t);

@@ -186,13 +186,14 @@ def test_tables_of_broadcast_vectors_and_block_tables(launches: list[Launch]) ->
 
 def test_tables_do_not_overlap() -> None:
     spec = forward_spec(hopper.mask_form(vectors(lts=1)), 128, "bf16")
-    offsets = hopper._offsets(spec, 6, 3, 5)
+    tables = hopper._tables(spec, 3 * spec.block_q, 5 * spec.block_kv, 2, 3)
+    offsets = tables.offsets
     at = [offsets[name] for name in hopper._TABLES]
     assert at == sorted(at)
     assert all(a % 256 == 0 for a in at)
     assert offsets["packs"] - offsets["minmax"] >= 6 * 5 * 8
     assert offsets["unseen"] - offsets["packs"] >= 6 * 5 * spec.pack_bytes
-    assert offsets["size"] >= offsets["run_counts"]
+    assert tables.bytes >= offsets["run_counts"]
 
 
 # ---------------------------------------------------------------- operands

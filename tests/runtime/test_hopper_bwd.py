@@ -8,7 +8,7 @@ import torch
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
-from maskc.runtime import hopper_bwd
+from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.driver_api import Arguments
 from maskc.runtime.hopper_bwd import Dealing, _Shape, heads_per_cta, heads_together
 
@@ -86,7 +86,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
     monkeypatch.setattr(hopper_bwd, "launch", launch)
     monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post"))
-    monkeypatch.setattr(hopper_bwd, "tile_map", lambda t, rows: bytes(128))
+    monkeypatch.setattr(hopper, "tensor_map", lambda *args: bytes(128))
     monkeypatch.setattr(hopper_bwd, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(hopper_bwd, "work_counter", lambda device: torch.zeros(2, dtype=torch.int32))
     return seen
