@@ -454,7 +454,7 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--chunk",
         metavar="N",
         type=_positive,
-        help="rows that move as a whole (default: about 8 chunks a rank, 4 where they are as even)",
+        help="rows that move as a whole (default: a few long pieces a rank, or about 8 or 4 chunks)",
     )
     orders = "balanced (default), contiguous, zigzag or zigzag-document"
     parser.add_argument("--order", metavar="NAME", default="balanced", help=f"how chunks are given to ranks: {orders}")

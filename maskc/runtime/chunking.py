@@ -2,7 +2,7 @@
 
 Small chunks balance better; large ones are better otherwise. A kernel's tile of 192 rows that straddles the end of a
 chunk works on what both chunks see, a key tile costs its loads and its gradients once per rank that reads it, and copies
-are longer. So a plan starts from FINE chunks a rank and keeps the COARSE ones where those are as even.
+are longer. So a plan starts from FINE chunks a rank, and looks whether COARSE ones, or arcs (arcs.py), are faster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 FINE, COARSE = 8, 4
 """Chunks a rank, about."""
 EVEN = 0.005
-"""Imbalance that is worth larger chunks."""
+"""Imbalance that is worth larger chunks, or arcs."""
 TILE = 128
 """Chunks are multiples of this, unless they are hardly that long."""
 BEST = 384

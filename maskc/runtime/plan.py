@@ -208,10 +208,10 @@ def plan(
     Args:
         specs: the bound mask, or all masks of the model; they share one assignment. weights: layers per mask.
         world_size, group: number of ranks, or the group to count.
-        heads, heads_kv, head_dim: sizes of the model, for bytes and predicted times only.
+        heads, heads_kv, head_dim: sizes of the model, for bytes, predicted times, and what is fastest by them.
         nodes: the ranks stand in this many nodes of equal size, node by node.
-        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels, of 384 best). By default about 8 chunks per
-            rank, of a size that leaves the ranks equally many rows, or half as many where work is as even and fewer keys travel.
+        chunk: rows per chunk, >= 1 (multiples of 128 suit the GPU kernels, of 384 best). By default ranks hold a few long pieces
+            (arcs.py), or about 8 or 4 equal chunks, what is fastest by the model, with few rows on the fullest rank first.
         order: how rows are dealt out. With "balanced", workloads are equal and, across nodes, traffic is small.
         epsilon: load band of traffic-saving swaps of order "balanced", 0.02 = 2 %. By default only across nodes; given,
             also between ranks.
