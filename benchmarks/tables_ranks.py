@@ -204,6 +204,38 @@ def peaks() -> str:
     return table(["128K", *ways], [[name, *(cells.get(w, "") for w in ways)] for name, cells in found.items()])
 
 
+def arcs() -> str:
+    """Default plans on one node: rows of K and V into the rank that receives most, and imbalance, of eight chunks and now."""
+    rows = rows_of("balance_masks", "received_most_default", key="arcs")
+    worlds = sorted({r["world"] for r in rows})
+    found: dict[str, dict[int, str]] = defaultdict(dict)
+    for r in rows:
+        found[r["mask"]][r["world"]] = _changed(r) if r["arcs"] else "no arcs"
+    return table(["mask", *(f"P = {w}" for w in worlds)], [[m, *(c.get(w, "") for w in worlds)] for m, c in found.items()])
+
+
+def _changed(r: Row) -> str:
+    keys, even = ([r[f"{what}_{plan}"] for plan in ("chunks", "default")] for what in ("received_most", "imbalance"))
+    return f"{' → '.join(f'{x:,.0f}' for x in keys)} ({' → '.join(f'{x:.3f}' for x in even)})"
+
+
+def arc_rows(which: str) -> str:
+    """`causal_document,2`: rows into the rank that receives most, of the default plan and of eight chunks a rank."""
+    r = _arcs(which)
+    return f"{r['received_most_default']:,.0f} instead of {r['received_most_chunks']:,.0f}"
+
+
+def arc_imbalance(which: str) -> str:
+    """`causal_document,2`: peak over mean workload of the worst pack under the default plan."""
+    return f"{_arcs(which)['imbalance_default']:.3f}"
+
+
+def _arcs(which: str) -> Row:
+    mask, world = which.split(",")
+    rows = rows_of("balance_masks", "received_most_default", key="arcs")
+    return next(r for r in rows if r["mask"] == mask and r["world"] == int(world))
+
+
 def inflow() -> str:
     rows = [r for r in rows_of("balance_masks", key="balance") if r["nodes"] > 1]
     ways = list(dict.fromkeys(r["way"] for r in rows))
@@ -360,6 +392,7 @@ def ablated(row: str) -> str:
 PLACES: tuple[Callable[..., str], ...] = (
     scaling, scaling_rates, scaled, peak, kept, rate_alone, tiles_over_one, fits, fitted_rows,
     fitted_keys, fitted_within, key_tiles,
-    balancer, balance, balance_beside, peaks, inflow, imbalance, inflow_rows, worst_pack, proved_bound, pruned, pruned_share,
+    balancer, balance, balance_beside, peaks, arcs, arc_rows, arc_imbalance, inflow, imbalance, inflow_rows, worst_pack,
+    proved_bound, pruned, pruned_share,
     training, training_gpus, ablation, ablated, ablation_origin, ablation_size, ablation_steps,
 )  # fmt: skip

@@ -114,7 +114,7 @@ def results() -> dict[str, dict[str, Any]]:
         "scheduler.json": {"device": "a GPU", "rows": schedulers},
         "scaling.json": {"device": "a GPU", "fit": {"forward": {"partial": 1.1, "row": 0.5, "deviation": 0.01}}, "rows": scaling},
         "overlap.json": {"device": "a GPU", "digest": "abc", "rows": overlap},
-        "balance_masks.json": {"balance": peaks, "pruned": [{"mask": "causal", "world": 4, "pruned": 0.375}]},
+        "balance_masks.json": {"balance": peaks, "pruned": [{"mask": "causal", "world": 4, "pruned": 0.375}], "arcs": arcs()},
         "balance.json": {"rows": [balance]},
         "peers.json": {
             "note": "alone",
@@ -130,6 +130,16 @@ def results() -> dict[str, dict[str, Any]]:
             "cases": [{"name": "fwd/a", "problem": "", "seconds": 1}, {"name": "bwd/b", "problem": "off <by> 1", "seconds": 1}]
         },
     }
+
+
+def arcs() -> list[dict[str, Any]]:
+    figures = {
+        "received_most_chunks": 4096.0,
+        "imbalance_chunks": 1.001,
+        "received_most_default": 1024.4,
+        "imbalance_default": 1.002,
+    }
+    return [{"mask": "document", "world": w, "packs": 5, "arcs": n, **figures} for w, n in ((2, 5), (16, 0))]
 
 
 def training() -> list[dict[str, Any]]:
