@@ -45,10 +45,10 @@ class Way:
 
 WAYS = (
     Way("dual chunk, plain gather", "zigzag", "all-gather", prune=False),
-    Way("+ HCC-IPO", "balanced", "all-gather", prune=False),
+    Way("+ balanced plan", "balanced", "all-gather", prune=False),
     Way("+ pruning", "balanced", "all-gather"),
     Way("+ overlap", "zigzag", "gated"),
-    Way("+ HCC-IPO + overlap, pruning off", "balanced", "gated", prune=False),
+    Way("+ balanced plan + overlap, pruning off", "balanced", "gated", prune=False),
     Way("full", "balanced", "gated"),
 )
 """From one to all of what maskc does: the first and the last are always measured, the others with --ablate."""
