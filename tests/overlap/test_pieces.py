@@ -60,6 +60,8 @@ def test_work_that_need_not_wait_fills_the_time() -> None:
     plan_ = order(1, 1, RowWork(ROW_TILE, 0b01, 30.0), RowWork(ROW_TILE, 0b10, 8.0))
     assert expected_end(plan_, 1, 5.0, 0.0, ALONE) == 38 + 8 / 2, "half the shortest tile: nobody says when it is taken"
     assert expected_end(plan_, 1, 50.0, 0.0, ALONE) == 58, "keys come later than the other work is done"
+    works = RowWork(ROW_TILE, 0b01, 2.0), RowWork(ROW_TILE, 0b10, 30.0), RowWork(ROW_TILE, 0b10, 8.0)
+    assert expected_end(order(1, 1, *works), 1, 50.0, 0.0, ALONE) == 50 + 38 + 8 / 2, "the shortest of those that are left"
 
 
 def test_multiprocessors_share_the_tiles() -> None:
