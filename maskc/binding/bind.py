@@ -239,17 +239,19 @@ class _Binder:
 
     def _per_segment(self, decl: InputDecl, vector: Tensor, table: SegmentTable, exact: bool) -> Tensor:
         """A vector with one value per segment, as long as its table."""
-        given, most = vector.shape[2], table.counts.amax().reshape(1)
-        self.checks.forbid(
-            lambda: (most != given) if exact else (most > given),
-            [most],
-            lambda at, v: Diagnostic(
-                "M413",
-                f"input `{decl.name}` holds {given} values, `{decl.per}` has {v[0]} segments",
-                decl.span,
-                "one value per segment",
-            ),
-        )
+        given, edges = vector.shape[2], table.edges
+        if edges is None or (given != len(edges) - 1 if exact else given < len(edges) - 1):
+            most = table.counts.amax().reshape(1)
+            self.checks.forbid(
+                lambda: (most != given) if exact else (most > given),
+                [most],
+                lambda at, v: Diagnostic(
+                    "M413",
+                    f"input `{decl.name}` holds {given} values, `{decl.per}` has {v[0]} segments",
+                    decl.span,
+                    "one value per segment",
+                ),
+            )
         if given >= table.size:
             return vector[..., : table.size]
         last = vector[..., -1:] if given else vector.new_zeros(*vector.shape[:2], 1)
@@ -303,8 +305,9 @@ class _Binder:
             return BoundMask(mask, inputs, nq, nk, batch, heads, {}, {})
         self._check_sets(needs_hole_free(self.fn) if program is None else program.hole_free)
         later = self._check_facts(inputs, nq, nk)
-        totals = self._read({name: table.ends.amax() for name, table in self.sets.items()})
-        counts = self._read({name: table.counts.amax() for name, table in self.sets.items()})
+        sets = self.sets.items()
+        totals = self._read({n: t.ends.amax() if t.edges is None else t.edges[-1] for n, t in sets})
+        counts = self._read({n: t.counts.amax() if t.edges is None else len(t.edges) - 1 for n, t in sets})
         fill = self._read({name: _filled(self.fn, self.sets, name) for name in (() if program is None else program.tiling)})
         single = self._read({n: s for n, s in self.scalars.items() if isinstance(s, Tensor) and s.shape[0] == 1})
         self.checks.finish()
@@ -332,11 +335,12 @@ class _Binder:
                 later.append(fact)
         return tuple(later)
 
-    def _read(self, numbers: Mapping[str, Tensor]) -> dict[str, int]:
-        """Filled by the one read; stays empty without validation."""
-        found: dict[str, int] = {}
+    def _read(self, numbers: Mapping[str, Tensor | int]) -> dict[str, int]:
+        """What is not known yet is filled in by the one read."""
+        found = {name: number if isinstance(number, int) else 0 for name, number in numbers.items()}
         for name, number in numbers.items():
-            self.checks.read(number, partial(found.__setitem__, name))
+            if isinstance(number, Tensor):
+                self.checks.read(number, partial(found.__setitem__, name))
         return found
 
     def _trim(self, sizes: Mapping[str, int]) -> None:
@@ -351,13 +355,15 @@ class _Binder:
                     self.vectors[decl.name] = self.vectors[decl.name][..., :room].contiguous()
 
 
-def _filled(fn: MaskFn, sets: Mapping[str, SegmentTable], name: str) -> Tensor:
+def _filled(fn: MaskFn, sets: Mapping[str, SegmentTable], name: str) -> Tensor | int:
     """Of the batch item with the largest gap: tokens of the parent outside every segment, or without parent tokens inside."""
 
     def inside(table: SegmentTable) -> Tensor:
         return (table.ends.to(torch.int64) - table.starts).sum(1)
 
     parent = fn.input(name).within
+    if parent is None and (edges := sets[name].edges) is not None:
+        return edges[-1]
     return inside(sets[name]).amin() if parent is None else (inside(sets[parent]) - inside(sets[name])).amax()
 
 

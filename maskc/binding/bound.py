@@ -29,12 +29,14 @@ class SegmentTable:
     """Segments or spans of a batch in order: half-open [start, end) per ordinal, int32 [batch or 1, m] with m >= 1.
 
     They are disjoint and `starts` never decreases. Items with fewer segments than m end in empty ones that start and
-    end where the last one ends; `counts`, int32 [batch or 1], is how many were given.
+    end where the last one ends; `counts`, int32 [batch or 1], is how many were given. edges: where the segments of the one
+    item begin and end, if there are few, side by side from 0 on, and the host knows them.
     """
 
     starts: Tensor
     ends: Tensor
     counts: Tensor
+    edges: tuple[int, ...] | None = None
 
     @property
     def batch(self) -> int:

@@ -131,7 +131,7 @@ def _frame(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: int 
             case Item(of):
                 table = inputs.sets[of]
                 frame.items[of] = count(table.size)[None, None]
-                real = frame.items[of] < table.counts[:, None, None]
+                real = None if table.edges is not None else frame.items[of] < table.counts[:, None, None]
             case _:
                 assert_never(node)
     return frame, real
@@ -209,6 +209,8 @@ def check_within(decl: InputDecl, child: SegmentTable, parent: SegmentTable, che
 
 def check_hole_free(fn: MaskFn, decl: InputDecl, table: SegmentTable, checks: Checks) -> None:
     """Segments stand without padding before or between them."""
+    if table.edges is not None:
+        return
     reached = torch.cat((torch.zeros_like(table.ends[:, :1]), table.ends[:, :-1]), 1)
 
     def explain(at: tuple[int, ...], v: list[int]) -> Diagnostic:

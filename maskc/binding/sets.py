@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -95,6 +96,26 @@ def _table(starts: Tensor, ends: Tensor, counts: Tensor | list[int] | None, what
     return SegmentTable(starts.contiguous(), ends.contiguous(), counts.to(torch.int32))
 
 
+_FEW = 128
+"""Numbers that Python looks at sooner than tensors are set up for it."""
+
+
+def _few(t: Tensor) -> list[int] | None:
+    """The numbers of one batch item that lies in host memory, if they are few."""
+    if t.device.type != "cpu" or t.shape[0] != 1 or t.shape[1] > _FEW:
+        return None
+    numbers: list[int] = t[0].tolist()
+    return numbers
+
+
+def _side_by_side(edges: tuple[int, ...]) -> SegmentTable | None:
+    """Segments by their edges, which rise from 0 on; None where these do not fit in 32 bits."""
+    if edges[-1] > INT32_MAX:
+        return None
+    starts, ends = torch.tensor(((edges[:-1],), (edges[1:],)), dtype=torch.int32).unbind()
+    return SegmentTable(starts, ends, torch.tensor([len(edges) - 1], dtype=torch.int32), edges)
+
+
 def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:
     """The data as messages name them: "segments `doc`: lengths[3]", with the batch item where there are several."""
     inside = f"[{at[1]}]"
@@ -104,6 +125,9 @@ def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:
 def _from_lengths(data: object, what: Named, checks: Checks, device: torch.device) -> SegmentTable:
     given, counts = rows(data, what, "zero")
     lengths = _numbers(move(_leading(given, 2, what), device), what)
+    few = None if counts is not None else _few(lengths)
+    if few and min(few) >= 0 and (table := _side_by_side((0, *accumulate(few)))) is not None:
+        return table
     checks.forbid(
         lambda: lengths < 0,
         [lengths],
@@ -118,6 +142,9 @@ def _from_offsets(data: object, what: Named, checks: Checks, device: torch.devic
     offsets = _numbers(move(_leading(given, 2, what), device), what)
     if offsets.shape[1] == 0 or (counts is not None and min(counts) == 0):
         raise what.error("M403", "is empty", "it starts with 0 and holds one entry more than there are segments")
+    few = None if counts is not None else _few(offsets)
+    if few and len(few) > 1 and few[0] == 0 and few == sorted(few) and (table := _side_by_side(tuple(few))) is not None:
+        return table
     first, before, after = offsets[:, :1], offsets[:, :-1], offsets[:, 1:]
     hint = "offsets start at 0 and never decrease; lengths? give lengths= instead"
     checks.forbid(

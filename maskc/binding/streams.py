@@ -106,10 +106,12 @@ class Kept(Generic[Key, Value]):
         return self.found[key][1]
 
 
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a torch without CUDA has none
+
+
 def current_handle(device: torch.device) -> int:
     """Of the current stream of a CUDA device by number; its object would take the host ten times as long."""
-    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a torch without CUDA has none
-    handle: int = torch.cuda.current_stream(device).cuda_stream if ask is None else ask(device.index)
+    handle: int = torch.cuda.current_stream(device).cuda_stream if _raw_stream is None else _raw_stream(device.index)
     return handle
 
 
@@ -123,7 +125,11 @@ def tensors_of(value: object) -> list[Tensor]:
         return [value]
     kind: type = type(value)
     items = value if isinstance(value, tuple) else [getattr(value, name) for name in _field_names(kind)]
-    return [t for item in items if item is not None for t in tensors_of(item)]
+    return [t for item in items if type(item) not in _PLAIN for t in tensors_of(item)]
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+"""Hold no tensors; most fields are of these."""
 
 
 @cache
