@@ -6,7 +6,8 @@ it holds just that share, whatever the mask. Cut out there, the rest closes to a
 and work evenly to P ranks in at most 2 P - 1 pieces (the necklace theorem: Goldberg and West 1985, Alon 1987). Of
 places that are about even, the one is taken where work that is not and keys that travel cost the least time together.
 
-Rows are counted in tiles, and work is as even as whole tiles allow. Each cut is best by itself, not all of them together.
+Rows are counted in tiles, so work is only as even as whole tiles allow; where that is too little, as with ranks of few tiles,
+single tiles at the ends of pieces change hands. Each step is best by itself, not all of them together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from maskc.runtime.chunking import COARSE, FINE
+from maskc.runtime.chunking import COARSE, EVEN, FINE
 from maskc.runtime.layout import Layout
 
 Ints = NDArray[np.int64]
@@ -28,19 +29,19 @@ SLACK = 0.004
 """Of a rank's work, by which all cuts together may be off for fewer keys to travel."""
 PLACES = 32
 """Such places, at most, of which the keys that travel are counted."""
+SWAPS, TRIED = 4, 8
+"""Swaps of single tiles, at most, for each rank; those that even out most of which the keys that travel are counted."""
 COLUMNS = 512
 """Groups of neighbouring key tiles, at most, by which the keys of an arc are counted."""
 
 
-def arcs(work: Ints, needs: Needs, world: int, tile: int, length: int, price: float, limit: float) -> Layout | None:
+def arcs(work: Ints, needs: Needs, world: int, tile: int, length: int, price: float) -> Layout:
     """Rows and keys, tiles of `tile` positions with this work each, cut where owner or readers change.
 
     Ranks hold equally many tiles, up to one. A chunk is at most about a quarter of a rank's rows. price: of a key tile that
-    travels, in units of work. None where a cut is uneven by more than `limit` shares of a rank's work.
+    travels, in units of work.
     """
-    owner = owners(work, needs, world, price, limit)
-    if owner is None:
-        return None
+    owner = owners(work, needs, world, price)
     held = owner[None] == np.arange(world)[:, None]
     readers = np.concatenate([np.stack([seen[mine].any(0) for mine in held]) | held for _, seen in needs])
     owned, read = np.flatnonzero(np.diff(owner)), np.flatnonzero(np.diff(readers, axis=1).any(0))
@@ -59,8 +60,8 @@ def _cut(start: int, stop: int, largest: int) -> list[int]:
     return [start + (stop - start) * i // parts for i in range(parts)]
 
 
-def owners(work: Ints, needs: Needs, world: int, price: float, limit: float = float("inf")) -> Ints | None:
-    """The rank of every tile: a circle for two groups of ranks, halved, and so on inside each."""
+def owners(work: Ints, needs: Needs, world: int, price: float) -> Ints:
+    """The rank of every tile: a circle for two groups of ranks, halved, and so on inside each; then single tiles swapped."""
     circle = _Circle(work, needs, price, SLACK / max(1, (world - 1).bit_length()))
     counts = np.diff(np.arange(world + 1) * len(work) // world)
     owner = np.zeros(len(work), dtype=np.int64)
@@ -71,10 +72,9 @@ def owners(work: Ints, needs: Needs, world: int, price: float, limit: float = fl
             owner[ring] = low
             continue
         middle = (low + high) // 2
-        halves = circle.halved(ring, int(counts[low:middle].sum()), (middle - low) / (high - low), high - low, limit)
-        if halves is None:
-            return None
+        halves = circle.halved(ring, int(counts[low:middle].sum()), (middle - low) / (high - low), high - low)
         left += [(halves[0], low, middle), (halves[1], middle, high)]
+    circle.even_out(owner, world)
     return owner
 
 
@@ -89,7 +89,7 @@ class _Circle:
         starts = np.arange(0, len(work), width)
         self.needs = [(weight, np.logical_or.reduceat(seen, starts, axis=1)) for weight, seen in needs]
 
-    def halved(self, ring: Ints, size: int, share: float, ranks: int, limit: float) -> tuple[Ints, Ints] | None:
+    def halved(self, ring: Ints, size: int, share: float, ranks: int) -> tuple[Ints, Ints]:
         """An arc of `size` tiles of a ring that holds its share of the work, and the rest from its end on."""
         if not 0 < size < len(ring):
             return ring[:size], ring[size:]
@@ -97,8 +97,6 @@ class _Circle:
         sums = np.concatenate(((0,), np.cumsum(self.work[twice])))
         total = int(sums[len(ring)])
         off = np.abs(sums[size : size + len(ring)] - sums[: len(ring)] - share * total) / (ranks // 2)  # a rank
-        if off.min() * ranks > limit * total:
-            return None
         places = np.flatnonzero(off <= max(self.slack * total / ranks, off.min()))
         if len(places) > PLACES:
             places = places[np.arange(PLACES) * len(places) // PLACES]
@@ -109,6 +107,42 @@ class _Circle:
             return float(off[at]) + self.price * max(inflow), sum(inflow)
 
         return halves[min(halves, key=seconds)]
+
+    def even_out(self, owner: Ints, world: int) -> None:
+        """Where a rank is above the mean by more than EVEN: swap tiles at ends of pieces until none is by more than SLACK."""
+        loads = np.bincount(owner, weights=self.work, minlength=world).astype(np.int64)
+        mean = float(loads.sum()) / world
+        if loads.max() <= (1 + EVEN) * mean:
+            return
+        for _ in range(SWAPS * world):
+            heavy = int(loads.argmax())
+            if loads[heavy] <= (1 + SLACK) * mean or (swap := self._best_swap(owner, loads, heavy)) is None:
+                return
+            mine, theirs = swap
+            moved, light = self.work[mine] - self.work[theirs], owner[theirs]
+            loads[heavy] -= moved
+            loads[light] += moved
+            owner[mine], owner[theirs] = light, heavy
+
+    def _best_swap(self, owner: Ints, loads: Ints, heavy: int) -> tuple[int, int] | None:
+        """A tile of the heaviest rank and one of another's, after whose swap the two are fastest; None if none helps."""
+        changes = np.flatnonzero(np.diff(owner))
+        ends = np.unique(np.concatenate((changes, changes + 1, (0, len(owner) - 1))))
+        mine, theirs = ends[owner[ends] == heavy], ends[owner[ends] != heavy]
+        moved = self.work[mine][:, None] - self.work[theirs]
+        peaks = np.maximum(loads[heavy] - moved, loads[owner[theirs]] + moved).ravel()
+        best = [int(i) for i in np.argsort(peaks, kind="stable")[:TRIED] if peaks[i] < loads[heavy]]
+
+        def seconds(i: int) -> float:
+            a, b = mine[i // len(theirs)], theirs[i % len(theirs)]
+            swapped = owner.copy()
+            swapped[a], swapped[b] = owner[b], heavy
+            return float(peaks[i]) + self.price * max(self.inflow(np.flatnonzero(swapped == r)) for r in (heavy, owner[b]))
+
+        if not best:
+            return None
+        i = min(best, key=seconds)
+        return int(mine[i // len(theirs)]), int(theirs[i % len(theirs)])
 
     def inflow(self, tiles: Ints) -> int:
         """Key tiles that come into these tiles' half from anywhere else."""

@@ -280,14 +280,12 @@ def plan(
             return _balanced(draft, works, effort, machine, epsilon is not None)
         return assigned(draft, _judge(draft, effort), draft.method)
 
-    def in_arcs(limit: float) -> AttentionPlan | None:
+    def in_arcs() -> AttentionPlan:
         tile = tabled(sizes[0])
         work, needs = batch.by_tile(tile)
         unit = machine.compute_seconds(1 / batch.items, costs, (tile, tile), heads, head_dim)
         price = machine.apart(0.0, tile, heads_kv, head_dim) / machine.apart(unit, 0, heads_kv, head_dim)
-        rows = arcs(work, needs, world, tile, sizes[0], price, limit)
-        if rows is None or rows.chunk_count > CHUNK_LIMIT:
-            return None
+        rows = arcs(work, needs, world, tile, sizes[0], price)
         draft = drafted(rows, rows, batch.works(rows, rows), "arcs")
         joint = _joint(draft)
         mean = -(-sum(joint) // world)
@@ -303,7 +301,7 @@ def plan(
     first = made(fine)
     others = [made(coarse)]
     if sizes[0] == sizes[1] and 1 < world <= sizes[0] // (chunking.FINE * chunking.TILE):
-        others += filter(None, [in_arcs(max(first.imbalance - 1, chunking.EVEN))])
+        others.append(in_arcs())
     return _best(first, others, machine, batch.items)
 
 
@@ -320,8 +318,11 @@ def _best(first: AttentionPlan, others: Sequence[AttentionPlan], machine: Machin
         ranks = zip(p.workloads, arriving, strict=True)
         return max(machine.apart(compute(work / items), keys, p.heads_kv, p.head_dim) for work, keys in ranks)
 
-    even = [p for p in others if p.imbalance <= max(first.imbalance, 1 + chunking.EVEN) and rows(p) <= rows(first)]
-    return min([first, *even], key=seconds)
+    def as_even(p: AttentionPlan) -> bool:
+        within = p.imbalance <= max(first.imbalance, 1 + chunking.EVEN) and rows(p) <= rows(first)
+        return within and p.rows.chunk_count <= CHUNK_LIMIT
+
+    return min([first, *filter(as_even, others)], key=seconds)
 
 
 def _balanced(

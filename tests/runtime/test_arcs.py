@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.boundary import BoundaryVectors
-from maskc.runtime.arcs import SLACK, Ints, arcs, owners
+from maskc.runtime.arcs import PLACES, SLACK, SWAPS, Ints, _Circle, arcs, owners
 from maskc.runtime.chunking import EVEN, FINE, default_chunk
 from maskc.runtime.plan import AttentionPlan, plan
 from tests.runtime.test_plan import doc_mask
 
-NOTHING = float("inf")
 works = st.lists(st.integers(0, 60), min_size=8, max_size=60).map(lambda w: np.array(w, dtype=np.int64))
 
 
@@ -33,14 +32,48 @@ def pieces(owner: Ints) -> int:
     return 1 + int((np.diff(owner) != 0).sum())
 
 
+def halves(work: Ints, seen: np.ndarray, price: float) -> tuple[Ints, Ints]:
+    """Tiles of two ranks, by one cut."""
+    found: tuple[Ints, Ints] = _Circle(work, [(1, seen)], price, SLACK).halved(np.arange(len(work)), len(work) // 2, 0.5, 2)
+    return found
+
+
+def dealt(work: Ints, world: int, swaps: int) -> Ints:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maskc.runtime.arcs.SWAPS", swaps)
+        return owners(work, full(len(work)), world, 0.0)
+
+
 @given(works, st.integers(1, 8))
 @settings(max_examples=150, deadline=None)
 def test_ranks_have_equally_many_tiles_in_few_pieces(work: Ints, world: int) -> None:
-    owner = owners(work, full(len(work)), world, 0.0)
-    assert owner is not None
-    held = np.bincount(owner, minlength=world)
-    assert held.max() - held.min() <= 1
-    assert pieces(owner) <= 2 * world - 1
+    """2 P - 1 pieces; then tiles at ends are swapped as long as that helps."""
+    cut, swapped = dealt(work, world, 0), dealt(work, world, 1000)
+    assert pieces(cut) <= 2 * world - 1
+    before, after = (np.bincount(owner, weights=work, minlength=world).max() for owner in (cut, swapped))
+    for owner in (cut, swapped):
+        held = np.bincount(owner, minlength=world)
+        assert held.max() - held.min() <= 1
+    if before <= (1 + EVEN) * work.sum() / world:
+        assert np.array_equal(cut, swapped)
+    else:
+        assert after <= before
+        assert after <= (1 + SLACK) * work.sum() / world or not swaps_that_help(work, swapped, world)
+
+
+def swaps_that_help(work: Ints, owner: Ints, world: int) -> list[tuple[int, int]]:
+    """Tiles at ends of pieces, of the heaviest rank and of another, after whose swap neither has as much work as that has."""
+    loads = np.bincount(owner, weights=work, minlength=world)
+    ends = [i for i in range(len(work)) if owner[max(0, i - 1)] != owner[i] or owner[min(len(work) - 1, i + 1)] != owner[i]]
+    ends = sorted({0, len(work) - 1, *ends})
+    heavy = int(loads.argmax())
+    return [
+        (a, b)
+        for a in ends
+        for b in ends
+        if owner[a] == heavy != owner[b]
+        if max(loads[heavy] - work[a] + work[b], loads[owner[b]] + work[a] - work[b]) < loads[heavy]
+    ]
 
 
 @given(works)
@@ -48,9 +81,8 @@ def test_ranks_have_equally_many_tiles_in_few_pieces(work: Ints, world: int) -> 
 def test_two_halves_differ_by_less_than_a_tile(work: Ints) -> None:
     """From an arc to the next its work changes by less than the heaviest tile, and over half a turn it changes sides."""
     work = work[: len(work) // 2 * 2]
-    owner = owners(work, full(len(work)), 2, 0.0)
-    assert owner is not None
-    off = abs(int(work[owner == 0].sum()) - work.sum() / 2)
+    arc, rest = halves(work, full(len(work))[0][1], 0.0)
+    off = abs(int(work[arc].sum()) - int(work[rest].sum())) / 2
     assert off <= max(work.max() / 2, SLACK * work.sum() / 2)
 
 
@@ -60,8 +92,6 @@ def test_no_arc_is_cheaper(work: Ints, seed: int, price: float) -> None:
     """Among all arcs within the slack, or the evenest, counted one by one."""
     n = len(work)
     seen = np.random.default_rng(seed).random((n, n)) < 0.1
-    owner = owners(work, [(1, seen)], 2, price)
-    assert owner is not None
 
     def judged(arc: np.ndarray) -> tuple[float, float]:
         """Work that it is off its share, and that with the price of what travels."""
@@ -73,26 +103,31 @@ def test_no_arc_is_cheaper(work: Ints, seed: int, price: float) -> None:
     found = [judged((at + np.arange(n // 2)) % n) for at in range(n)]
     limit = max(min(off for off, _ in found), SLACK * work.sum() / 2)
     allowed = [cost for off, cost in found if off <= limit]
-    taken = judged(np.flatnonzero(owner == 0))
+    taken = judged(halves(work, seen, price)[0])
     assert taken[0] <= limit
-    assert len(allowed) > 32 or taken[1] == pytest.approx(min(allowed))
+    assert len(allowed) > PLACES or taken[1] == pytest.approx(min(allowed))
 
 
-def test_one_that_is_too_uneven_is_none() -> None:
-    work = np.array([100, 1, 1, 1, 1, 1, 1, 1], dtype=np.int64)
-    assert owners(work, full(8), 2, 0.0, limit=0.5) is None
-    assert owners(work, full(8), 2, 0.0) is not None
+def test_ranks_of_few_tiles_are_evened_out_by_swaps() -> None:
+    """Documents of 1 to 16 tiles, causal, 16 tiles a rank: cuts alone leave 5 %, and more."""
+    rng = np.random.default_rng(0)
+    worst = {0: 0.0, SWAPS: 0.0}
+    for _ in range(20):
+        work = np.concatenate([1 + np.arange(n) for n in rng.integers(1, 17, 40)])[:128]
+        for swaps in worst:
+            loads = np.bincount(dealt(work, 8, swaps), weights=work, minlength=8)
+            worst[swaps] = max(worst[swaps], loads.max() * 8 / work.sum())
+    assert worst[0] > 1.05
+    assert worst[SWAPS] < 1.015
 
 
 def test_a_triangle_gives_dual_chunk_and_a_window_the_part_that_its_start_saves() -> None:
     """Rows 0 to w of a window see less, as a triangle does: [0, x) with x = w (1 - 1 / sqrt 2) makes up for half of that."""
     triangle = np.tri(64, dtype=np.bool_)
     found = owners(triangle.sum(1), [(1, triangle)], 2, 0.0)
-    assert found is not None
     assert np.flatnonzero(found == 0).tolist() in (list(range(16, 48)), [*range(16), *range(48, 64)])
     narrow = window(512, 64)
     owner = owners(narrow.sum(1), [(1, narrow)], 2, 0.0)
-    assert owner is not None
     (first, second) = np.flatnonzero(np.diff(owner)) + 1
     assert second - first == 256
     assert abs(first - 64 * (1 - 0.5**0.5)) <= 1
@@ -107,8 +142,7 @@ def test_chunks_end_where_owner_or_readers_change(work: Ints, world: int, seed: 
     start = rng.integers(0, n, n)
     seen = (np.arange(n) >= np.minimum(start, np.arange(n))[:, None]) & (np.arange(n) <= np.arange(n)[:, None])
     length = n * tile - int(rng.integers(0, tile))
-    layout = arcs(work, [(1, seen)], world, tile, length, 1.0, NOTHING)
-    assert layout is not None
+    layout = arcs(work, [(1, seen)], world, tile, length, 1.0)
     assert layout.bounds[-1] == length
     assert all(b % tile == 0 for b in layout.bounds[:-1])
     assert max(b - a for a, b in pairwise(layout.bounds)) <= -(-n // (4 * world)) * tile
