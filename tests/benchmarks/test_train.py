@@ -208,7 +208,7 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--gpus", "2", "--ablate"],
+        ["--gpus", "2", "--ablate", "--sparsity", "0.7", "0.8"],
         ["--steps", "20", "--drop", "10"],
         ["--batch", "2", "--ablate"],
         ["--sparsity", "0.7", "0.8"],
