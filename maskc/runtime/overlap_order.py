@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,12 @@ ITEM_LIMIT = 1 << 16
 
 TAIL = 2
 """Times the longest tile of a forward: work of the heads at its end, which is given out by falling work."""
+PIECE, OWN, LENT = range(3)
+"""Kinds of key tiles: of keys of others, own ones, and own ones that others see."""
+SPREAD = 0.5
+"""Of the time of a backward, over which tiles are spread whose gradients leave as they end."""
+LAST = 2
+"""Times the longest tile of a backward of many items: work at its end that is dealt so that all end together."""
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
@@ -100,6 +106,44 @@ class Planned:
         left[order] = False
         return np.concatenate((np.array(order, dtype=np.int64), np.flatnonzero(left)))
 
+    def evenly(self, processors: int, eager: float = 0.0, share: float = 1.0) -> tuple[Ints, Floats]:
+        """(the same, when each is done), but all end together.
+
+        An item goes before all others as soon as it would else end after the soonest end; of several the longest. share: of
+        that end, by which it must be done: the less, the sooner long items come. 0: always the longest first.
+        """
+        nobody = len(self.spent)  # as above
+        start, begin_by = np.maximum(0.0, self.ready - eager * self.spent), share * self.soonest_end(processors) - self.spent
+        by_start = np.argsort(start, kind="stable")
+        begins, coming = [*start[by_start].tolist(), inf], by_start.tolist()
+        due, ready, spent = begin_by.tolist(), self.ready.tolist(), self.spent.tolist()
+        there, latest = [nobody], [(inf, nobody)]  # heaps of what has come, and may have been taken by the other
+        taken, at = bytearray(nobody + 1), 0
+        free, order, ends = [0.0] * processors, list[int](), [0.0] * nobody
+        for _ in range(nobody):
+            clock = free[0]
+            while begins[at] <= clock:
+                heappush(there, coming[at])
+                heappush(latest, (due[coming[at]], coming[at]))
+                at += 1
+            while taken[there[0]]:
+                heappop(there)
+            while taken[latest[0][1]]:
+                heappop(latest)
+            item = latest[0][1] if latest[0][0] <= clock else there[0]
+            if item == nobody:
+                item, at = coming[at], at + 1
+            taken[item] = True
+            order.append(item)
+            begin = ready[item]
+            ends[item] = (begin if begin > clock else clock) + spent[item]
+            heapreplace(free, ends[item])
+        return np.array(order, dtype=np.int64), np.array(ends)
+
+    def soonest_end(self, processors: int) -> float:
+        """Before which no order ends: all work spread evenly, or an item that comes late."""
+        return max(float(self.spent.sum()) / processors, float((self.ready + self.spent).max(initial=0.0)))
+
     def ends(self, order: Ints, processors: int) -> Floats:
         """When each item is done where they are taken in this order."""
         free, ends = [0.0] * processors, []
@@ -171,18 +215,17 @@ def backward_items(
     group: int,
     arrivals: Sequence[float],
     seconds: float,
-    tail: int = 0,
     lent: NDArray[np.bool_] | None = None,
     in_line: bool = False,
 ) -> tuple[Planned, Ints]:
     """(key tiles: tile | unit << 16, a unit being what shares a head of keys; the piece of each, -1 for own ones).
 
-    Keys of others arrive late, but their gradients leave early: pieces come first, in the order of arrival, and own tiles
-    last; where pieces are not there yet, own tiles fill the time. Among those, `group` units together (their rows stay in
-    cache), then by falling work; the last `tail` units count as one group, for the kernel ends sooner where its last items
-    are short ones of many. Tiles that others see (`lent`) come after those that they do not, for what others have of their
-    gradients is on its way. in_line: nothing of that, all tiles come as they do without copies; of one unit as they lie,
-    of several by falling work.
+    `group` units go together (their rows stay in cache), among those tiles by falling work. Keys of others arrive late, but
+    their gradients leave early: pieces come first, in the order of arrival, and own tiles last; where pieces are not there
+    yet, own tiles fill the time. lent: own tiles that others see, where gradients leave as tiles end; then those of others
+    are spread over the first half of the work, for all at once they would wait for the link, and these tiles come at its end,
+    when what others have of their gradients is there. in_line: nothing of that, all tiles come as they do without copies; of
+    one unit as they lie, of several by falling work.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
     below are the rank's own. arrivals: seconds, by piece. seconds: that one multiprocessor takes for a load of 1. Raises
@@ -190,47 +233,76 @@ def backward_items(
     """
     units, tiles = load.shape
     _check(tiles, "key tiles", units, "units")
-    piece = np.where(latest < own, -1, latest + first_piece[:, None])
+    foreign = np.broadcast_to(latest >= own, load.shape)
+    piece = np.where(foreign, latest + first_piece[:, None], -1)
     unit, tile = np.indices(load.shape)
-    together = np.where(piece < 0, np.minimum(unit // group, max(0, units - tail) // group), unit // group)
-    later = np.where(piece < 0, lent if lent is not None else False, False)
-    last = np.where(piece < 0, np.iinfo(np.int64).max, piece)
-    beside: tuple[Any, ...] = (unit, tile, -load, together, later, last)
+    kind = np.where(foreign, PIECE, OWN if lent is None else np.where(lent, LENT, OWN))
+    turn = np.where(foreign, piece if lent is None else first_piece[:, None], 0)
+    beside: tuple[Any, ...] = (unit, tile, -load, unit // group, turn, kind)
     alone: tuple[Any, ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit)
     order = np.lexsort(tuple(x.ravel() for x in (alone if in_line else beside)))
+    if lent is not None and not in_line:
+        order = order[_spread(kind.ravel()[order], load.ravel()[order])]
     pieces = piece.ravel()[order]
     ready = np.where(pieces < 0, 0.0, np.asarray(arrivals)[np.maximum(pieces, 0)])
     packed = (tile | unit << 16).ravel()[order].astype(np.uint32)
     return Planned(packed, ready, load.ravel()[order] * seconds), pieces
 
 
+def _spread(kind: Ints, load: Ints) -> Ints:
+    """Tiles of all kinds, those of each in their order, in one: pieces beside the first SPREAD of the work, lent ones last."""
+    place, last = np.zeros(len(kind)), float(load[kind == LENT].sum()) / max(1, int(load.sum()))
+    for which, begin, end in ((PIECE, 0.0, SPREAD), (OWN, 0.0, 1 - last), (LENT, 1 - last, 1.0)):
+        work = load[kind == which]
+        place[kind == which] = begin + (end - begin) * (work.cumsum() - work / 2) / max(1, int(work.sum()))
+    return np.argsort(place, kind="stable")
+
+
+class Trial(NamedTuple):
+    """An order to try, see `Planned.evenly`; `price`: the share of its time that it must save for what it costs in cache."""
+
+    eager: float = 0.0
+    share: float = 1.0
+    price: float = 0.0
+
+
 def soonest_backward(
-    items: Planned,
-    pieces: Ints,
-    processors: int,
-    leaving: Sequence[float],
-    eager: Iterable[float] = (0.0,),
-    other: tuple[Planned, Ints, float] | None = None,
+    items: Planned, pieces: Ints, processors: int, leaving: Sequence[float], trials: Iterable[Trial] = (Trial(),)
 ) -> NDArray[np.uint32]:
     """The order after which the kernel, and the gradients of all pieces behind each other, are soonest done.
 
-    leaving: seconds that the gradients of each piece take on their way. other: the same in another order, after which the
-    sum of own gradients takes so many seconds more.
+    leaving: seconds that the gradients of each piece take on their way; none where they leave as their tiles end. trials: by
+    rising price; those whose price nothing could save any more are left out.
     """
+    soonest, best, chosen = items.soonest_end(processors), inf, np.zeros(0, dtype=np.int64)
+    for eager, share, price in trials:
+        if best <= soonest * (1 + price):
+            break
+        order, ends = items.evenly(processors, eager, share)
+        end = _all_gone(ends, pieces, leaving) * (1 + price)
+        if end < best:
+            best, chosen = end, order
+    return items.packed[chosen]
 
-    def end(ends: Floats, pieces: Ints) -> float:
-        sent, done = 0.0, np.zeros(len(leaving))
+
+def _all_gone(ends: Floats, pieces: Ints, leaving: Sequence[float]) -> float:
+    """When the kernel is done and the gradients of all pieces have left."""
+    sent, done = 0.0, np.zeros(len(leaving))
+    if len(leaving):
         np.maximum.at(done, pieces[pieces >= 0], ends[pieces >= 0])
-        for there, seconds in zip(done.tolist(), leaving, strict=True):
-            sent = max(sent, there) + seconds if seconds else sent
-        return max(sent, float(ends.max(initial=0.0)))
+    for there, seconds in zip(done.tolist(), leaving, strict=True):
+        sent = max(sent, there) + seconds if seconds else sent
+    return max(sent, float(ends.max(initial=0.0)))
 
-    tried = [(items, pieces, 0.0)] if other is None else [(items, pieces, 0.0), other]
-    orders = [(*of, order) for of in tried for order in of[0].orders(processors, eager)]
-    if len(orders) == 1:
-        return items.packed[orders[0][3]]
-    best, _, _, order = min(orders, key=lambda o: end(o[0].ends(o[3], processors), o[1]) + o[2])
-    return best.packed[order]
+
+def steady_backward(items: Planned, processors: int, eager: float = 0.0) -> NDArray[np.uint32]:
+    """The order of many items: the last of them, work for LAST times as long as the longest takes, end together."""
+    order = items.order(processors, eager)
+    spent = items.spent[order]
+    behind = int(np.searchsorted(spent[::-1].cumsum(), LAST * processors * float(spent.max(initial=0.0)))) + 1
+    head, tail = np.split(order, [max(0, len(order) - behind)])
+    last, _ = Planned(items.packed[tail], np.zeros(len(tail)), items.spent[tail]).evenly(processors)
+    return items.packed[np.concatenate((head, tail[last]))]
 
 
 def _check(tiles: int, what: str, heads: int, which: str) -> None:

@@ -24,11 +24,13 @@ from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
     Heads,
     Ints,
+    Trial,
     backward_items,
     forward_items,
     head_groups,
     soonest_backward,
     soonest_forward,
+    steady_backward,
 )
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.remember import remembered
@@ -36,16 +38,16 @@ from maskc.tiles import TileClass, classify
 
 FEW = 16
 """Work items for each multiprocessor, below which it matters which come last."""
-FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), (0.5, 0.0, 0.3, 0.7, 1.0)
-"""What is tried then, see `Planned.order`; the first of them is taken where items are many."""
+FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), 0.5
+"""See `Planned.order`: what is tried forward then, of which the first is taken where items are many; backward, there."""
+TRIALS = (Trial(), Trial(0.3, 1, 0.005), Trial(0, 0.8, 0.015), Trial(0.3, 0.8, 0.02), Trial(0, 0, 0.06), Trial(0.3, 0, 0.065))
+"""What is tried backward where items are few. Long ones of all heads before others cost the cache up to 6 % of the time."""
 FORWARD_RATE, BACKWARD_RATE = 950e12, 750e12
 """FLOP/s of the planned clock, more than kernels reach: a kernel that is ahead of the plan waits, one behind it does not."""
 LATE, START_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 LITTLE = 0.025
 """Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
-SUM_BYTES, MEMORY_RATE = 2 * (4 + 4 + 2), 3e12
-"""That the sum of own gradients reads and writes for an element of K and V where the kernel has not added them, and bytes/s."""
 FEW_TILES = 1 << 18
 """That the host classifies itself, in a few milliseconds at most, while the GPU may still be at work."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
@@ -153,12 +155,13 @@ def backward_tables(
     processors: int,
     device: torch.device,
     first: int = 0,
-    whole: bool = False,
+    given: bool = False,
 ) -> BackwardTables:
     """Tables of a mask over the key buffer.
 
     arrivals: seconds after which each piece is expected. first: the kernel counts slots, and with them the words of
-    pieces, from this number on. whole: the kernel adds to gradients of own keys what others have of them.
+    pieces, from this number on. given: gradients of others' keys leave as their tiles end, and the kernel adds to those of own
+    keys what others have of them; else they leave piece by piece.
     """
     ranges = plan.block_slots(spec.block_kv)
     load = backward_load(local, spec, units)
@@ -169,19 +172,19 @@ def backward_tables(
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
     else:
-        given = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
-        near, few = hopper_bwd.heads_together(local.nq * spec.head_dim), load.size < FEW * processors
+        few = load.size < FEW * processors
+        together = max(1, hopper_bwd.heads_together(local.nq * spec.head_dim) // units.heads) if few else 1
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
-        later = lent[np.minimum(ranges[:, 1], plan.own)] if whole and lent.any() and not in_line else None
-        together = near if few else 1
-        planned, pieces = backward_items(*given, together, arrivals, seconds, 2 * near, later, in_line)
-        eager = BACKWARD_EAGER if few else BACKWARD_EAGER[:1]
-        other = None
-        if later is not None and few:  # then a long tile that comes late is waited for, longer than others' gradients are worth
-            added = SUM_BYTES / MEMORY_RATE * units.batch * units.hk * spec.head_dim * spec.block_kv * int(later.sum())
-            other = *backward_items(*given, together, arrivals, seconds, 2 * near), added
-        items = soonest_backward(planned, pieces, processors, _leaving(arrivals), eager, other)
+        seen = lent[np.minimum(ranges[:, 1], plan.own)] if given else None
+        tiles_of = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
+        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, in_line)
+        if few:
+            items = soonest_backward(planned, pieces, processors, () if given else _leaving(arrivals), TRIALS)
+        elif in_line:
+            items = planned.packed[planned.order(processors, BACKWARD_EAGER)]
+        else:
+            items = steady_backward(planned, processors, 0.0 if given else BACKWARD_EAGER)
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
     order, blocks, counts = _on(device, items, _packed(ranges + first), tiles)

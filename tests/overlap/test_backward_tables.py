@@ -14,7 +14,7 @@ from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import overlap_pieces, overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_order import ITEM_LIMIT, backward_items, soonest_backward
+from maskc.runtime.overlap_order import ITEM_LIMIT, Planned, Trial, backward_items, soonest_backward, steady_backward
 from maskc.runtime.overlap_plan import joined, overlap_plan
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
@@ -42,10 +42,10 @@ def work(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int,
     return latest, load, first, own, draw(st.integers(1, units)), np.cumsum(gaps).tolist()
 
 
-@given(work(), st.integers(0, 6))
-def test_pieces_come_first_in_the_order_of_arrival_and_own_tiles_last(given: object, tail: int) -> None:
+@given(work())
+def test_pieces_come_first_in_the_order_of_arrival_and_own_tiles_last(given: object) -> None:
     latest, load, first, own, group, arrivals = given  # type: ignore[misc]
-    planned, pieces = backward_items(latest, load, first, own, group, arrivals, 0.5, tail)
+    planned, pieces = backward_items(latest, load, first, own, group, arrivals, 0.5)
     items = [(int(i) & 0xFFFF, int(i) >> 16) for i in planned.packed]
     units, tiles = load.shape
     assert sorted(items) == sorted((t, u) for u in range(units) for t in range(tiles))
@@ -56,37 +56,107 @@ def test_pieces_come_first_in_the_order_of_arrival_and_own_tiles_last(given: obj
     assert planned.ready.tolist() == [arrivals[piece] if piece >= 0 else 0.0 for piece in wanted]
     assert planned.spent.tolist() == [0.5 * load[u, t] for t, u in items]
     mine = items[len(foreign) :]
-    last = max(0, units - tail) // group
-    order = [(min(u // group, last), -int(load[u, t])) for t, u in mine]
+    order = [(u // group, -int(load[u, t])) for t, u in mine]
     assert order == sorted(order)
 
 
 @given(work(), st.data())
-def test_own_tiles_that_others_see_come_later(given: object, data: st.DataObject) -> None:
-    latest, load, first, _, group, arrivals = given  # type: ignore[misc]
+def test_tiles_whose_gradients_leave_as_they_end_are_spread(given: object, data: st.DataObject) -> None:
+    """Those of others over half of the work, head by head as own ones; own ones that others see come last."""
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
     lent = np.array(data.draw(st.lists(st.booleans(), min_size=len(latest), max_size=len(latest))))
-    planned, _ = backward_items(latest, load, first, int(latest.max()) + 1, group, arrivals, 1.0, lent=lent)
-    seen = [bool(lent[int(i) & 0xFFFF]) for i in planned.packed]
-    assert seen == sorted(seen)
+    planned, pieces = backward_items(latest, load, first, own, group, arrivals, 1.0, lent=lent)
+    items = [(int(i) & 0xFFFF, int(i) >> 16) for i in planned.packed]
+    assert sorted(items) == sorted((t, u) for u in range(load.shape[0]) for t in range(load.shape[1]))
+    kinds = ["piece" if latest[t] >= own else "lent" if lent[t] else "own" for t, _ in items]
+    turn = [first[u] if kind == "piece" else 0 for kind, (_, u) in zip(kinds, items, strict=True)]
+    total, places = int(load.sum()) or 1, [0.0] * len(items)
+    work = {kind: sum(int(load[u, t]) for k, (t, u) in zip(kinds, items, strict=True) if k == kind) for kind in set(kinds)}
+    share = work.get("lent", 0) / total
+    for kind, begin, end in (("piece", 0.0, 0.5), ("own", 0.0, 1 - share), ("lent", 1 - share, 1.0)):
+        of = [i for i, k in enumerate(kinds) if k == kind]
+        assert of == sorted(of, key=lambda i: (turn[i], items[i][1] // group, -load[items[i][1], items[i][0]], *items[i]))
+        done = 0.0
+        for i in of:
+            cost = int(load[items[i][1], items[i][0]])
+            places[i] = begin + (end - begin) * (done + cost / 2) / (work[kind] or 1)
+            done += cost
+    assert places == pytest.approx(sorted(places))
+    assert [piece >= 0 for piece in pieces] == [kind == "piece" for kind in kinds]
 
 
-@given(work(), st.integers(1, 4))
-def test_the_order_after_which_all_gradients_are_gone_soonest(given: object, processors: int) -> None:
+@given(work(), st.integers(1, 4), st.sampled_from((0.0, 0.5)), st.sampled_from((0.0, 0.7, 1.0)))
+def test_items_go_first_once_they_would_end_late(given: object, processors: int, eager: float, share: float) -> None:
+    """Against the rule, looked up item by item."""
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    planned, _ = backward_items(latest, load, first, own, group, arrivals, 0.5)
+    ready, spent = planned.ready.tolist(), planned.spent.tolist()
+    soonest = planned.soonest_end(processors)
+    assert soonest == pytest.approx(max(sum(spent) / processors, *(r + s for r, s in zip(ready, spent, strict=True))))
+    left, free, wanted, done = list(range(len(spent))), [0.0] * processors, [], {}
+    while left:
+        clock = min(free)
+        there = [i for i in left if max(0.0, ready[i] - eager * spent[i]) <= clock]
+        late = [i for i in there if share * soonest - spent[i] <= clock]
+        if late:
+            item = min(late, key=lambda i: (share * soonest - spent[i], i))
+        else:
+            item = min(there or left, key=lambda i: i if there else (max(0.0, ready[i] - eager * spent[i]), i))
+        left.remove(item)
+        wanted.append(item)
+        done[item] = max(clock, ready[item]) + spent[item]
+        free[free.index(clock)] = done[item]
+    order, ends = planned.evenly(processors, eager, share)
+    assert order.tolist() == wanted
+    assert ends.tolist() == pytest.approx([done[i] for i in range(len(spent))])
+    assert ends.tolist() == pytest.approx(planned.ends(order, processors).tolist())
+
+
+def test_a_long_tile_does_not_end_last() -> None:
+    """That of the second head begins in time, all other tiles of a head go together."""
+    load = np.array([[1] * 16, [1] * 15 + [9]])
+    planned, _ = backward_items(np.zeros(16, dtype=np.int64), load, np.zeros(2, dtype=np.int64), 1, 1, [0.0], 1.0)
+    order, ends = planned.evenly(4)
+    assert ends.max() == planned.soonest_end(4) == load.sum() / 4 == 10
+    assert planned.ends(np.arange(32), 4).max() == 13
+    assert [int(i) >> 16 for i in planned.packed[order]] == [0] * 4 + [1] + [0] * 12 + [1] * 15
+    first = planned.packed[planned.evenly(4, share=0.0)[0][0]]
+    assert (int(first) & 0xFFFF, int(first) >> 16) == (15, 1)
+
+
+@given(work(), st.integers(1, 4), st.booleans())
+def test_the_order_after_which_all_gradients_are_gone_soonest(given: object, processors: int, leave: bool) -> None:
     latest, load, first, own, group, arrivals = given  # type: ignore[misc]
     planned, pieces = backward_items(latest, load, first, own, group, arrivals, 0.5)
-    leaving = [2.0 if at % 2 else 0.0 for at in range(len(arrivals))]
-    ends = {}
-    for eager in (0.0, 0.5, 1.0):
-        order = planned.order(processors, eager)
-        done = planned.ends(order, processors)
+    leaving = [2.0 if at % 2 else 0.0 for at in range(len(arrivals))] if leave else []
+    trials = Trial(), Trial(0.5, 1.0, 0.0), Trial(0.0, 0.0, 0.1), Trial(1.0, 0.0, 0.2)
+    tried = []
+    for trial in trials:
+        order, done = planned.evenly(processors, trial.eager, trial.share)
         sent = 0.0
         for piece, seconds in enumerate(leaving):
             of = [done[i] for i in range(len(pieces)) if pieces[i] == piece]
             sent = max([sent, *of]) + seconds if seconds else sent
-        ends[eager] = max(sent, done.max()), order
-    chosen = soonest_backward(planned, pieces, processors, leaving, ends)
-    best = min(ends.values(), key=lambda found: found[0])
-    assert chosen.tolist() == planned.packed[best[1]].tolist()
+        tried.append((max(sent, done.max()) * (1 + trial.price), planned.packed[order].tolist()))
+    chosen = soonest_backward(planned, pieces, processors, leaving, trials)
+    best = min(tried, key=lambda found: found[0])
+    assert chosen.tolist() == best[1]
+
+
+@given(work(), st.integers(1, 3), st.sampled_from((0.0, 0.5)))
+def test_of_many_items_the_last_end_together(given: object, processors: int, eager: float) -> None:
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    planned, _ = backward_items(latest, load, first, own, group, arrivals, 1.0)
+    before = planned.packed[planned.order(processors, eager)].tolist()
+    chosen = steady_backward(planned, processors, eager).tolist()
+    work = {int(i): int(s) for i, s in zip(planned.packed, planned.spent, strict=True)}
+    last, left = len(before), 2 * processors * max(work.values())
+    while last and left > sum(work[i] for i in before[last:]):
+        last -= 1
+    assert chosen[:last] == before[:last]
+    tail = before[last:]
+    even = Planned(np.array(tail, dtype=np.uint32), np.zeros(len(tail)), np.array([work[i] for i in tail], dtype=float))
+    assert chosen[last:] == even.packed[even.evenly(processors)[0]].tolist()
 
 
 def test_gradients_take_twice_as_long_as_their_keys() -> None:
@@ -139,9 +209,10 @@ def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
     local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
     spec = select_backward(MaskForm(lts=True), 128, "bf16", deterministic=deterministic)
     units = Units(2, 4, 2, 2, 1, groups=1 + number % 2)
-    tables = backward_tables(local, o, spec, units, expected_arrivals(o, 1024, units.groups, 1e9, 1e-6), 132, CPU)
+    arrivals, processors, given = expected_arrivals(o, 1024, units.groups, 1e9, 1e-6), 132 if number < 3 else 1, number % 3 == 0
+    tables = backward_tables(local, o, spec, units, arrivals, processors, CPU, 0, given)
     tiles = -(-o.rows // spec.block_kv)
-    assert len(tables.items) == 2 * 2 * 2 * tiles
+    assert sorted(tables.items.tolist()) == sorted(t | u << 16 for t in range(tiles) for u in range(2 * 2 * 2))
     ranges = o.block_slots(spec.block_kv)
     words = tables.blocks.numpy().view(np.uint32)
     assert [(int(w) & 0xFFFF, int(w) >> 16) for w in words] == [tuple(r) for r in ranges.tolist()]
@@ -221,16 +292,3 @@ def test_copies_that_are_not_one_piece_are_refused() -> None:
 def test_an_empty_addend_list() -> None:
     table = SumTable.of([Addend(0, 0, 4, None, 0, 4, ())], CPU)
     assert table.longest == 0
-
-
-@given(work(), st.integers(1, 4), st.sampled_from((0.0, 0.5, 2.0, 1e9)))
-def test_another_order_is_taken_where_it_ends_sooner_with_what_it_costs(given: object, processors: int, more: float) -> None:
-    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
-    lists = [backward_items(latest, load, first, own, group, arrivals, 0.5, in_line=in_line) for in_line in (False, True)]
-    leaving = [0.0] * len(arrivals)
-    ends = []
-    for planned, _ in lists:
-        order = planned.order(processors)
-        ends.append((float(planned.ends(order, processors).max()), planned.packed[order].tolist()))
-    chosen = soonest_backward(*lists[0], processors, leaving, other=(*lists[1], more)).tolist()
-    assert chosen == (ends[0][1] if ends[0][0] <= ends[1][0] + more else ends[1][1])
