@@ -13,6 +13,8 @@ from typing import Any
 
 Row = Mapping[str, Any]
 DIRECTIONS = ("forward", "backward")
+CHUNKED = "gated, chunks"
+"""The gated way by a plan that sends more keys, for E alone."""
 HIDDEN = {"forward": 0.90, "backward": 0.80}
 """E to reach where communication takes between HALF and all of the time of attention."""
 HALF, WHOLE = 0.5, 1.0
@@ -49,7 +51,9 @@ def bars(rows: Iterable[Row]) -> list[Bar]:
     for r in rows:
         if "step_ms" in r:
             cells[tuple(r.get(k) for k in ("mask", "rows_per_device", "heads", "kv_heads", "batch"))][r["way"]] = r
-    return [bar for key, ways in cells.items() if "gated" in ways for bar in _of_cell(_name(key), ways)]
+    found = [bar for key, ways in cells.items() if "gated" in ways for bar in _of_cell(_name(key), ways)]
+    chunked = [(f"{_name(key)}, in chunks", ways[CHUNKED]) for key, ways in cells.items() if CHUNKED in ways]
+    return found + [bar for cell, ours in chunked for bar in _hidden(cell, ours)]
 
 
 def as_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -61,8 +65,8 @@ def _name(key: tuple[Any, ...]) -> str:
     return f"{mask}, {rows} rows a GPU, {heads} on {heads_kv} heads" + (f", batch {batch}" if (batch or 1) > 1 else "")
 
 
-def _of_cell(cell: str, ways: Mapping[str, Row]) -> Iterator[Bar]:
-    ours = ways["gated"]
+def _hidden(cell: str, ours: Row) -> Iterator[Bar]:
+    """E, and beyond what it asks for, how much is hidden."""
     for d in DIRECTIONS:
         attention, comm = ours.get(f"attention_{d}_ms"), ours.get(f"comm_{d}_ms")
         if not attention or not comm or ours[f"e_{d}"] is None:
@@ -76,6 +80,11 @@ def _of_cell(cell: str, ways: Mapping[str, Row]) -> Iterator[Bar]:
         if ratio > WHOLE:
             hidden = (attention + comm - ours[f"{d}_ms"]) / attention
             yield Bar(cell, f"hidden over attention, {d}", hidden, None, None, ratio, exposed)
+
+
+def _of_cell(cell: str, ways: Mapping[str, Row]) -> Iterator[Bar]:
+    ours = ways["gated"]
+    yield from _hidden(cell, ours)
     dual = ways.get("dual-chunk gather")
     if dual is None:
         return

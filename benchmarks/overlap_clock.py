@@ -28,7 +28,7 @@ LONGEST = 8.0
 """Of that wait, ms."""
 BUDGET = 0.1
 """Seconds of a way in a cell, which the number of rounds follows."""
-MOST = 16
+FEWEST, MOST = 4, 16
 """Rounds."""
 OTHERS = 3
 """Rounds of ways that no bar looks at."""
@@ -116,7 +116,7 @@ def pace(peer: Peer, device: torch.device, steps: Mapping[str, Sequence[Callable
     one = step + 2e-3 * ahead
     square = len(orders(len(steps)))
     most = min(BUDGET, -left / max(1, ways)) / one
-    rounds = max(square, int(min(MOST, most)) // square * square)
+    rounds = max(-(-FEWEST // square), int(min(MOST, most)) // square) * square
     pairs = min(MOST_PAIRS, int(min(PAIR_SECONDS, -left / 4) / one / 2)) if step > LONG else 0
     return Pace(rounds, pairs, ahead)
 
@@ -136,5 +136,5 @@ def rounds(compared: Sequence[Name], others: Sequence[Name], pair: Sequence[Name
     compared, square = rng.sample(list(compared), len(compared)), orders(len(compared))
     for i in range(planned.rounds):
         yield [compared[x] for x in square[i % len(square)]] + (rng.sample(list(others), len(others)) if i < OTHERS else [])
-    for i in range(planned.pairs):
+    for i in range(planned.pairs if len(pair) > 1 else 0):
         yield list(pair if i % 2 == 0 else reversed(pair))

@@ -5,6 +5,7 @@
 Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
 
     gated                    balanced plan, keys given by copy engines beside the kernel
+    gated, chunks            the same by equal chunks, four cells: more keys travel, so that E says more
     gated, keys kept         the same; the backward, right behind the forward, does not pull them again
     copy-then-attend         the same, one after the other
     all-gather, staged       balanced plan, pruned exchange over NCCL; one kernel, or partial results merged
@@ -46,7 +47,7 @@ from benchmarks.digest import digests
 from benchmarks.kernels import attention, compile_all
 from benchmarks.machine import machine
 from benchmarks.masks import mask_case
-from benchmarks.overlap_bars import DIRECTIONS, as_rows, bars
+from benchmarks.overlap_bars import CHUNKED, DIRECTIONS, as_rows, bars
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
 from benchmarks.overlap_clock import Clock, Times, pace, rounds
@@ -94,6 +95,13 @@ def cells(world: int) -> Iterator[Cell]:
     for heads_kv in (8, 32):
         for mask in MASKS:
             yield Cell(mask, 16_384, 32, heads_kv)
+    for mask, rows in (
+        ("causal_document", 16_384),
+        ("prefix_lm_document", 16_384),
+        ("share_question", 16_384),
+        ("share_question", 8192),
+    ):
+        yield Cell(mask, rows, 32, 32, chunks=True)
     paper = 8192, 64, 1, max(1, 32 // world)
     others = (8192, 32, 32), (8192, 32, 8), (8192, 32, 1), (16_384, 32, 1), (32_768, 32, 32), (32_768, 32, 8), (65_536, 32, 8)
     for mask in ("causal_document", "sliding_window", "prefix_lm_document", "share_question", "causal"):  # that takes longest
@@ -164,7 +172,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
         for name in ways
         if name in runs
     ]
-    rows = [{**r, **same, **possible(rank, apart, times)} if r["way"] == "gated" else r for r in rows]
+    rows = [{**r, **same, **possible(rank, apart, times)} if r["way"] in ("gated", CHUNKED) else r for r in rows]
     return rows + refused
 
 
@@ -232,7 +240,7 @@ def head(cell: Cell, world: int, way: str) -> dict[str, Any]:
         "heads": cell.heads,
         "kv_heads": cell.heads_kv,
         "world": world,
-        "way": way,
+        "way": CHUNKED if cell.chunks and way == "gated" else way,
     }
 
 
@@ -300,7 +308,8 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
         spec = case.spec()
         started = time.monotonic()
-        found = measure(Rank(peer, device, cell, case, spec), every if number < FULL else everywhere, left.item() / 4)
+        ways = [w for w in everywhere if w == "gated"] if cell.chunks else every if number < FULL else everywhere
+        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() / 4)
         rows += found
         if rank == 0:
             write(args.out, world, rows)
@@ -321,7 +330,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
 def line(found: list[dict[str, Any]]) -> str:
     """Steps of all ways, and what the gated one hid."""
     steps = "  ".join(f"{r['way']} {r['step_ms']:.2f}" if "step_ms" in r else f"{r['way']}: {r['why']}" for r in found)
-    ours = next((r for r in found if r["way"] == "gated" and "step_ms" in r), None)
+    ours = next((r for r in found if r["way"] in ("gated", CHUNKED) and "step_ms" in r), None)
     if ours is None:
         return steps + " ms"
     e = " / ".join("none" if ours[f"e_{d}"] is None else f"{ours[f'e_{d}']:.3f}" for d in ("forward", "backward"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.overlap_bars import as_rows, bars
+from benchmarks.overlap_bars import CHUNKED, as_rows, bars
 
 CELL = {"mask": "causal_document", "rows_per_device": 16384, "heads": 32, "kv_heads": 32, "batch": 1}
 
@@ -33,6 +33,13 @@ def test_every_bar_of_a_cell() -> None:
     assert found["share of what two losses allow, backward"].holds is False
     assert found[f"speed-up where {allowed:.2f} is allowed, backward"].holds is False
     assert found["speed-up where 2.22 is allowed, forward"].holds
+
+
+def test_of_a_plan_in_chunks_only_what_is_hidden_counts() -> None:
+    found = bars([{**rows()[0], "way": CHUNKED}])
+    assert [bar.what for bar in found] == ["E forward", "E backward", "hidden over attention, backward"]
+    assert {bar.cell for bar in found} == {"causal_document, 16384 rows a GPU, 32 on 32 heads, in chunks"}
+    assert len(bars([*rows(), {**rows()[0], "way": CHUNKED}])) == len(bars(rows())) + 3
 
 
 def test_nothing_is_asked_of_what_was_not_measured() -> None:
