@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import ModuleType
@@ -321,7 +322,7 @@ def tensor_map(
 
     sizes, strides: in elements, 1 to 5 of them; strides[0] must be 1, and the stride of a dimension of size 1 does not
     matter. box: the tile that one copy moves. swizzle: bytes of the shared-memory swizzle pattern (0: none). Raises M607
-    for what the hardware cannot address.
+    for what the hardware cannot address. Some context must be current (`context_of`).
     """
     code, width = _MAP_TYPES[dtype]
     steps = _byte_strides(sizes, strides, width)
@@ -382,6 +383,17 @@ def _enter(device: int) -> bool:
         return False
     _call(_driver().cuCtxPushCurrent, wanted)
     return True
+
+
+@contextmanager
+def context_of(device: int) -> Iterator[None]:
+    """Inside, a CUDA device's context is current, as it need not be in a thread or for a device that was not used before."""
+    entered = _enter(device)
+    try:
+        yield
+    finally:
+        if entered:
+            _call(_driver().cuCtxPopCurrent)
 
 
 @cache

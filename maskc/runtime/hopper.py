@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -20,7 +21,7 @@ from maskc.codegen.nvrtc import Cubin, compile_cubin
 from maskc.codegen.spec import HEAD_DIMS, VECTORS, Dtype, KernelSpec, MaskForm
 from maskc.diagnostics import Diagnostic, MaskcError, error
 from maskc.runtime.device import capability
-from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel, tensor_map
+from maskc.runtime.driver_api import Arguments, Kernel, context_of, launch, load_kernel, tensor_map
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
 L2_BYTES = 32 << 20  # K and V of the heads that are worked on together stay in about half of the 60 MB of L2
@@ -421,7 +422,7 @@ def _fit(shape: torch.Size, strides: tuple[int, ...], width: int) -> bool:
 
 def mapped(t: torch.Tensor, rows: int) -> tuple[torch.Tensor, bytes]:
     """`t` [B, S, H, D] as it is `addressable`, and its `tile_map`."""
-    made = _tile_map(t.data_ptr(), t.dtype, t.shape, t.stride(), rows)
+    made = _tile_map(t.data_ptr(), t.dtype, t.shape, t.stride(), rows, t.get_device())
     if made is not None:
         return t, made
     t = addressable(t)
@@ -430,20 +431,23 @@ def mapped(t: torch.Tensor, rows: int) -> tuple[torch.Tensor, bytes]:
 
 def tile_map(t: torch.Tensor, rows: int) -> bytes:
     """Tensor map of [B, S, H, D] as boxes of [rows][64 elements]. Raises M607 for what is not `addressable`."""
-    made = _tile_map(t.data_ptr(), t.dtype, t.shape, t.stride(), rows)
+    made = _tile_map(t.data_ptr(), t.dtype, t.shape, t.stride(), rows, t.get_device())
     if made is None:
         raise error("M607", f"no tensor map of strides {t.stride()} at address {t.data_ptr():#x}")
     return made
 
 
 @lru_cache(maxsize=1024)
-def _tile_map(pointer: int, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], rows: int) -> bytes | None:
+def _tile_map(
+    pointer: int, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], rows: int, device: int
+) -> bytes | None:
     """None where there is none. It depends on nothing but the arguments, so that one which is kept is never stale."""
     if pointer % 16 or not _fit(shape, strides, dtype.itemsize):
         return None
     batch, length, heads, dim = shape
     by_batch, by_row, by_head, _ = strides
-    return tensor_map(pointer, dtype, (dim, length, heads, batch), (1, by_row, by_head, by_batch), (64, rows, 1, 1))
+    with context_of(device) if device >= 0 else nullcontext():
+        return tensor_map(pointer, dtype, (dim, length, heads, batch), (1, by_row, by_head, by_batch), (64, rows, 1, 1))
 
 
 _counters: dict[tuple[int | None, int], torch.Tensor] = {}

@@ -130,6 +130,12 @@ def test_a_tensor_map_counts_in_bytes_and_ignores_strides_of_size_one(stub_libra
     assert got == ["map aligned 1 type 9 at 4096 swizzle 3 | 128 0 64 1 | 100 1024 128 1 | 4 256 1 1 | 1 16 1 1"]
 
 
+def test_a_context_is_current_where_one_is_asked_for(stub_library: Path, tmp_path: Path) -> None:
+    """A thread that has not called CUDA yet has none."""
+    got = calls(stub_library, tmp_path, "with d.context_of(1): d.write_value(64, 7, 5)")
+    assert got[1:] == ["push 101", "write 7 at 64", "pop"]
+
+
 def test_stream_values(stub_library: Path, tmp_path: Path) -> None:
     got = calls(stub_library, tmp_path, "d.write_value(64, 7, 5); d.wait_value(64, 7, 5); print(d.driver_version())")
     assert got[1:] == ["write 7 at 64", "wait 7 at 64 flags 0", "(13, 0)"]

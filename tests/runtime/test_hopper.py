@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -230,3 +232,23 @@ def test_heads_that_are_worked_on_together(launches: list[Launch], rows: int, he
     assert launches[-1].body.group_heads == together
     hopper.forward(BoundaryVectors(rows, rows, 1, 1, False), q, q, q, 0.1)
     assert launches[-1].body.group_heads == 1
+
+
+def test_a_tensor_map_is_encoded_in_a_context_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may have none, or that of another GPU; once for an address, sizes and strides."""
+    log: list[object] = []
+
+    @contextmanager
+    def context_of(device: int) -> Iterator[None]:
+        log.append(device)
+        yield
+        log.append("left")
+
+    monkeypatch.setattr(hopper, "context_of", context_of)
+    monkeypatch.setattr(hopper, "tensor_map", lambda *args: log.append("map") or bytes(128))
+    shape, strides = torch.Size((1, 64, 2, 64)), (8192, 128, 64, 1)
+    for _ in range(2):
+        hopper._tile_map(1 << 40, torch.bfloat16, shape, strides, 64, 1)
+    assert log == [1, "map", "left"]
+    assert hopper._tile_map((1 << 40) + 8, torch.bfloat16, shape, strides, 64, 1) is None, "misaligned"
+    assert hopper._tile_map(1 << 40, torch.bfloat16, shape, (8192, 128, 64, 2), 64, 1) is None, "not dense"
