@@ -203,6 +203,16 @@ def test_arcs_stand_back_where_something_is_asked_for() -> None:
     assert plan(BoundaryVectors(n, n // 2, 1, 1, False), world_size=2).method != "arcs"
 
 
+def test_layers_and_batch_items_of_one_mask_are_dealt_as_it_is() -> None:
+    """Work and keys of all of them grow alike."""
+    cuts = [0, 900, 4000, 5100, 9000, 12_345, 16_384]
+    lengths = [b - a for a, b in pairwise(cuts)]
+    one = plan(doc_mask(lengths), world_size=2)
+    assert one.method == "arcs"
+    assert plan([doc_mask(lengths), doc_mask(lengths)], weights=[1, 2], world_size=2).rows == one.rows
+    assert plan(doc_mask([lengths, lengths]), world_size=2).rows == one.rows
+
+
 def test_arcs_know_only_what_the_mean_proves() -> None:
     p = plan(sliding(16384, 1024), world_size=2)
     assert p.lower_bound == p.proven_bound == -(-sum(p.workloads) // 2)
