@@ -88,7 +88,7 @@ class Arguments:
         room = _rooms.known.get(key)
         if room is None:
             room = _rooms.known[key] = _Room(*key)
-        ctypes.memmove(room.maps, everything, key[1])
+        room.contents[:] = everything
         return room.pointers
 
 
@@ -100,15 +100,12 @@ class _Room:
 
     def __init__(self, maps: int, size: int) -> None:
         """For so many maps and, with the struct, so many bytes."""
-        self._memory = (ctypes.c_char * (TENSOR_MAP_BYTES + size))()
-        self._start = ctypes.addressof(self._memory)
-        self.maps = -(-self._start // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES
-        self._pointers = (ctypes.c_void_p * (maps + 1))(*(self.maps + i * TENSOR_MAP_BYTES for i in range(maps + 1)))
+        memory = (ctypes.c_char * (TENSOR_MAP_BYTES + size))()
+        at = -ctypes.addressof(memory) % TENSOR_MAP_BYTES
+        self.start = ctypes.addressof(memory) + at
+        self.contents = memoryview(memory).cast("B")[at : at + size]
+        self._pointers = (ctypes.c_void_p * (maps + 1))(*(self.start + i * TENSOR_MAP_BYTES for i in range(maps + 1)))
         self.pointers = ctypes.addressof(self._pointers)
-
-    def first_map(self) -> bytes:
-        at = self.maps - self._start
-        return self._memory.raw[at : at + TENSOR_MAP_BYTES]
 
 
 class _Rooms(threading.local):
@@ -341,7 +338,7 @@ def tensor_map(
     rank = len(sizes)
     slot = _rooms.encoded
     status = _libcuda().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(slot.maps),
+        ctypes.c_void_p(slot.start),
         code,
         rank,
         ctypes.c_void_p(pointer),
@@ -356,7 +353,7 @@ def tensor_map(
     )
     if status != 0:
         raise error("M605", f"cuTensorMapEncodeTiled failed: {_named(status)}")
-    return slot.first_map()
+    return bytes(slot.contents)
 
 
 def _byte_strides(sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> tuple[int, ...]:

@@ -98,7 +98,8 @@ def backward_with(
     sizes = sizes or Sizes.of(spec, v, q, k, dtype, dealing, parts)
     shape = sizes.shape
     dq = torch.empty(q.shape, dtype=dtype, device=device)
-    dk, dv = (torch.empty(sizes.stored, dtype=sizes.stored_dtype, device=device) for _ in range(2))
+    dk = torch.empty(sizes.stored, dtype=sizes.stored_dtype, device=device)
+    dv = torch.empty(sizes.stored, dtype=sizes.stored_dtype, device=device)
     space = torch.empty(sizes.bytes, dtype=torch.uint8, device=device)
     base = space.data_ptr()
     at = {name: base + offset for name, offset in sizes.offsets.items()}
