@@ -17,10 +17,11 @@ from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.merge import merge
-from maskc.runtime.overlap import Gradients, Overlapped
+from maskc.runtime.overlap import Overlapped
+from maskc.runtime.overlap_grads import Gradients
 from maskc.runtime.overlap_kernels import backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut, OverlapPlan
-from maskc.runtime.protocol import Kind, Word, last_value
+from maskc.runtime.protocol import Kind, Word
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major, write_word
 
 
@@ -50,9 +51,9 @@ class Link(Loopback):
 
     def receive(self) -> None:
         """The gradients of others, on torch's current stream."""
-        for (_, chunk), pair in self.here.items():
+        for pair in self.here.values():
             for mine, their in zip(pair, self.theirs, strict=True):
-                for into, source in zip(mine, their[:, :, : self.keys.size_of(chunk)], strict=True):
+                for into, source in zip(mine, their[:, :, : mine.shape[2]], strict=True):
                     self._copy(into, source)
 
 
@@ -68,7 +69,7 @@ class Beside(Overlapped):
             with self.queues.on("copy"):
                 self.transport.receive()
             words = (Word("sent", self.plan.rank, reader) for reader in self.transport.lends)
-            value = last_value("sent", self.epoch) & 0xFFFFFFFF
+            value = self.epoch & 0xFFFFFFFF
             self.queues.words("copy", [StreamWord(False, self.transport.address(word), value) for word in words])
         return made
 
@@ -115,7 +116,7 @@ class Rank:
 
     def _let(self, kind: Kind, epoch: int) -> None:
         for source in self.order.sources:
-            write_word(self.link.address(Word(kind, self.order.rank, source)), last_value(kind, epoch))
+            write_word(self.link.address(Word(kind, self.order.rank, source)), epoch)
 
     def attention(self, gated: bool = True, there: bool = True) -> tuple[Tensor, Tensor]:
         return self.rank.attend(self.local, self.q, self.scale, gated=gated, there=there, own=self._own["forward"])

@@ -104,8 +104,8 @@ class Link:
     """The transport of one simulated rank."""
 
     joins = True
-    one_engine = near = False
-    gives = None
+    one_engine = False
+    gives = takes = None
 
     def __init__(self, part: Part, keys: Layout, memory: Memory, inside: int) -> None:
         self.part, self.keys, self.memory, self.inside = part, keys, memory, inside
@@ -162,7 +162,7 @@ class Link:
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         pushed = dict(by_chunk(self.keys, chunk, grads[0].shape[2]))
         for c, rows in pushed.items():
-            self._copied(c, self._left(c, heads), [t[0, :, rows] for t in grads])
+            self._copied(c, self._left(c, heads), [t[0, :, rows][:, : self.keys.size_of(c)] for t in grads])
         if self._last_push in pushed and heads.stop == self.memory.shape.heads:
             for c in self.part.carried:
                 self._copied(c, self._left(c, slice(None)), [t[0, :, : self.keys.size_of(c)] for t in self._outgoing])
@@ -173,9 +173,10 @@ class Link:
     def staged(self, reader: int, chunk: int) -> Pair:
         """The same for every reader."""
         if chunk not in self._staged:
-            start = self._starts[chunk]
-            k, v = (t[:, :, start : start + self.keys.size_of(chunk)].contiguous() for t in self.memory.came)
-            self._staged[chunk] = k, v
+            start, size = self._starts[chunk], self.keys.size_of(chunk)
+            self._staged[chunk] = self.memory.shape.gradients(size, self.memory.device)
+            for t, came in zip(self._staged[chunk], self.memory.came, strict=True):
+                t[:, :, :size] = came[:, :, start : start + size]
         return self._staged[chunk]
 
     def release(self, epoch: int) -> None:

@@ -18,8 +18,6 @@ from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, Dtype, MaskForm, Region,
 
 LOADER, REDUCER, CLEANER, CONSUMER = "KV Loader", "dQ Reducer", "Row Cleaner", "MMA Consumer"
 ZEROER, WATCHER = "dQ Zeroer", "Sum Watcher"
-GRAD_PARTS = 8
-"""Of all heads, in which ranks offer keys and send gradients."""
 
 _FULL = MaskForm()
 _HOLDS = {
@@ -130,11 +128,6 @@ class BackwardSpec:
     def item_bytes(self) -> int:
         """Of a work item and its record in shared memory."""
         return 48 + 4 * self.tile_ints
-
-    @property
-    def parts(self) -> int:
-        """In which other ranks send gradients."""
-        return GRAD_PARTS
 
     @property
     def wide(self) -> bool:

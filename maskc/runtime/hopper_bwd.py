@@ -69,6 +69,7 @@ def backward_with(
     dealing: Dealing | None = None,
     *,
     parts: bool = False,
+    rows: int | None = None,
     gate: GateTables | None = None,
     own: tuple[Tensor, Tensor] | None = None,
     whole: tuple[Tensor, Tensor] | None = None,
@@ -78,8 +79,9 @@ def backward_with(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
-    parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, Sk, D], to be summed over the splits. gate: for
-    `spec.gated`, which takes `parts`: what to wait for and to report; its memory outlives the kernel. own: K and V
+    parts: dK and dV as the kernel leaves them, fp32 [splits, B, Hk, rows, D], to be summed over the splits. gate: for
+    `spec.gated`, which takes `parts`: what to wait for and to report, and where the gradients of so many `rows` go; its memory
+    outlives the kernel. rows: of keys, where not for all of them. own: K and V
     [B, rows, Hk, D] of the key tiles from `gate.own_tile` on. whole: where their dK and dV go that leave as whole gradients
     (`gate.whole`), of q's dtype. leave: multiprocessors that the main kernel does not use. sizes, mask: what those of the
     tensors settle (without `dealing` and `parts`) and the fields of `v`, where they are known.
@@ -95,7 +97,7 @@ def backward_with(
     val, val_map = mapped(val, spec.block_kv)
     out, lse = addressable(out), lse.contiguous()
     dlse = None if dlse is None else dlse.to(torch.float32).contiguous()
-    sizes = sizes or Sizes.of(spec, v, q, k, dtype, dealing, parts)
+    sizes = sizes or Sizes.of(spec, v, q, k, dtype, dealing, parts, rows)
     shape = sizes.shape
     dq = torch.empty(q.shape, dtype=dtype, device=device)
     dk = torch.empty(sizes.stored, dtype=sizes.stored_dtype, device=device)
@@ -278,8 +280,9 @@ class Sizes:
         dtype: torch.dtype,
         dealing: Dealing | None = None,
         parts: bool = False,
+        rows: int | None = None,
     ) -> Sizes:
-        return _sizes(spec, v.batch, v.heads, q.shape, k.shape, dtype, dealing, parts, multiprocessors(q.device))
+        return _sizes(spec, v.batch, v.heads, q.shape, k.shape, dtype, dealing, parts, rows, multiprocessors(q.device))
 
 
 @lru_cache(maxsize=256)
@@ -292,6 +295,7 @@ def _sizes(
     dtype: torch.dtype,
     dealing: Dealing | None,
     parts: bool,
+    rows: int | None,
     processors: int,
 ) -> Sizes:
     shape = _shape_of(spec, mask_batch, mask_heads, q, k, processors)
@@ -301,7 +305,7 @@ def _sizes(
     grads_f32 = parts or shape.splits > 1 or dtype == torch.float32
     batch, keys, heads, dim = k
     if parts:
-        stored: tuple[int, ...] = (shape.splits, batch, heads, keys, dim)
+        stored: tuple[int, ...] = (shape.splits, batch, heads, keys if rows is None else rows, dim)
     else:
         stored = (shape.splits, *k) if shape.splits > 1 else tuple(k)
     strides = torch.empty(stored, device="meta").stride()
@@ -421,11 +425,10 @@ class GateTables(ctypes.Structure):
     """`GateTables` of bwd/shared.cuh.j2."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("items", "blocks", "tiles", "flags", "counts", "finished", "failed")),
+        *((name, _POINTER) for name in ("items", "blocks", "tiles", "flags", "counts")),
+        *((name, _POINTER) for name in ("reports", "places", "first_place", "failed", "lost")),
         *((name, ctypes.c_uint32) for name in ("timeout", "epoch", "own", "foreign", "slots", "group_heads")),
-        ("own_tile", _INT),
-        ("whole", _INT),
-        ("told", ctypes.c_uint32),
+        *((name, _INT) for name in ("own_tile", "gives", "whole")),
         *((name, _POINTER) for name in ("lent", "others", "added")),
     ]
 

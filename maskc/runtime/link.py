@@ -29,7 +29,7 @@ from maskc.runtime import comm
 from maskc.runtime.comm import Peer
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
-from maskc.runtime.protocol import Epochs, Kind, Word, last_value
+from maskc.runtime.protocol import Epochs, Kind, Word
 from maskc.runtime.transport import CudaQueues, HostQueues, Queues, read_word, write_word
 from maskc.runtime.watch import Watch
 
@@ -60,14 +60,18 @@ class Room:
     buffer: int
     region: int
 
-    def buffer_at(self, place: int) -> int:
-        return aligned(4 * PIECES) + place * self.buffer
+    def buffer_at(self, which: int) -> int:
+        return aligned(4 * PIECES) + which * self.buffer
+
+    def told_at(self, reader: int) -> int:
+        """Words of the pieces of one reader, and behind them its staging: what the two share."""
+        return self.buffer_at(BUFFERS) + reader * (aligned(4 * GATE_SLOTS) + self.region)
 
     def region_at(self, reader: int) -> int:
-        return self.buffer_at(BUFFERS) + reader * self.region
+        return self.told_at(reader) + aligned(4 * GATE_SLOTS)
 
     def total(self, world: int) -> int:
-        return self.region_at(world)
+        return self.told_at(world)
 
     def holds(self, other: Room) -> bool:
         return self.buffer >= other.buffer and self.region >= other.region
@@ -86,7 +90,7 @@ class Link:
 
     memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans, and which key buffers
     these have. epochs: of the calls. given: of every rank that has given keys to this one, the last epoch in which it did.
-    timeout: seconds of one wait. told: this rank has raised M721 for it.
+    timeout: seconds of one wait. complained: this rank has raised M721 for it.
     """
 
     def __init__(self, peer: Peer, device: torch.device, words: SharedFile, timeout: float) -> None:
@@ -96,13 +100,14 @@ class Link:
         self.memory: tuple[Tensor, ...] = ()
         self.ranks: dict[Hashable, tuple[Overlapped, int]] = {}
         self.given: dict[int, int] = {}
-        self.told = False
+        self.complained = False
         self.queues: Queues = CudaQueues(device) if device.type == "cuda" else HostQueues(seconds=timeout)
         self._words, self._entering = words, threading.RLock()
         self._keeps: object = None
         if device.type == "cuda":
             _register(words)
-        self.lasting = replace(Lasting.of(device), failed=words.word(self._failed(self.rank) - words.address))
+        everybody = words.ints(self._failed(0) - words.address, self.world)
+        self.lasting = replace(Lasting.of(device), failed=everybody[self.rank : self.rank + 1], everybody=everybody)
         self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0)
 
     def address(self, word: Word) -> int:
@@ -114,6 +119,14 @@ class Link:
     def flags(self, rank: int) -> Tensor:
         """int32, the words of the pieces of a rank's key buffers."""
         return self.memory[rank][: 4 * PIECES].view(torch.int32)
+
+    def told(self, owner: int, reader: int) -> Tensor:
+        """int32, in the memory of `owner`, the words of the pieces whose gradients `reader` gives it.
+
+        Zeros where memory is new, and else of epochs before: all of them stand for pieces that are not there.
+        """
+        at = self.room.told_at(reader)
+        return self.memory[owner][at : at + 4 * GATE_SLOTS].view(torch.int32)
 
     def await_given(self) -> None:
         """The current stream goes on once all keys given to this rank so far are there.
@@ -130,9 +143,9 @@ class Link:
         """End every wait of this rank for a word of up to this epoch."""
         for kind in KINDS:
             for by in range(self.world):
-                at, end = self.address(Word(kind, self.rank, by)), last_value(kind, epoch)
-                if ctypes.c_int32(read_word(at) - end).value < 0:
-                    write_word(at, end)
+                at = self.address(Word(kind, self.rank, by))
+                if ctypes.c_int32(read_word(at) - epoch).value < 0:
+                    write_word(at, epoch)
 
     def give_up(self) -> None:
         """Tell the others that this rank has ended its waits: what they wait for will not come."""
@@ -146,8 +159,8 @@ class Link:
             try:
                 yield
             except BaseException as e:
-                self.told = self.told or (isinstance(e, MaskcError) and e.code == "M721")
-                if self.told or self.epochs.epoch != before:
+                self.complained = self.complained or (isinstance(e, MaskcError) and e.code == "M721")
+                if self.complained or self.epochs.epoch != before:
                     self._stop()
                 raise
             finally:
@@ -159,7 +172,7 @@ class Link:
     def complain(self) -> None:
         """Raise M721 where a rank gave up."""
         if self.broken:
-            self.told = True
+            self.complained = True
             ranks = ", ".join(map(str, self.broken))
             raise error("M721", f"rank {self.rank}: rank {ranks} gave up, all waits ended", None, "results since are useless")
 
@@ -236,7 +249,7 @@ def link_of(peer: Peer, device: torch.device) -> Link | str:
         known = mine.get(device)
         if isinstance(known, Link) and known.broken:
             del mine[device]
-            if not known.told:
+            if not known.complained:
                 known.complain()
             known = None
         if known is None:
@@ -308,9 +321,9 @@ class SharedFile:
             mapped = mmap.mmap(f.fileno(), size)
         return cls(mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped)), size)
 
-    def word(self, at: int) -> Tensor:
-        """int32 [1], so many bytes into it."""
-        return torch.frombuffer(self.mapped, dtype=torch.int32, count=1, offset=at)
+    def ints(self, at: int, count: int) -> Tensor:
+        """int32 [count], so many bytes into it."""
+        return torch.frombuffer(self.mapped, dtype=torch.int32, count=count, offset=at)
 
 
 def shared_file(peer: Peer, device: torch.device, size: int) -> SharedFile | str:

@@ -6,8 +6,9 @@ They enqueue the same steps (`maskc.runtime.protocol`), visit keys in the same o
     copy-then-attend  the kernel starts when all copies are complete
     sm-copy           as "gated", but a few CTAs copy the chunks, on multiprocessors that the kernels leave to them
 
-Backward, the gradients of a chunk leave while the kernel works on others ("copy-then-attend": after it), and every rank
-adds up those of its own keys in fp32: its own first, then those of others by rank.
+Backward, the gradients of a chunk leave while the kernel works on others ("copy-then-attend": after it): a gated kernel
+writes them to where the owner of the keys adds them up, if it reaches that and has all of their sum, else copies follow it.
+Every rank adds up those of its own keys in fp32: its own first, then those of others by rank.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
-from maskc.runtime import exchange, hopper
+from maskc.runtime import comm, exchange, hopper
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.merge import Partial
-from maskc.runtime.overlap_kernels import Gradients, InPlace, KeyBuffer, Lasting, Whole, backward_block, forward_block
+from maskc.runtime.overlap_grads import Gradients
+from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Lasting, Whole, backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.overlap_sum import over_splits
 from maskc.runtime.protocol import (
@@ -98,7 +100,7 @@ class Overlapped(KeyBuffer):
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead)
         out, lse = self._enqueue(call_steps(cut.plan, turn, cut.groups, self.gifts[0]), turn, call, attend)
         if q.device.type == "cuda" and lse.numel():
-            exchange.spoil((lse,), self.words.failed.data_ptr())
+            exchange.spoil((lse,), self.words.everybody)
         return out, lse
 
     def backward(
@@ -126,7 +128,8 @@ class Overlapped(KeyBuffer):
         gated = executor != "copy-then-attend"
         own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
-        whole = self.whole(local, q, own, (dk, dv), deterministic)
+        gives = gated and self.gives_gradients(local, q, deterministic)
+        whole = self.whole(local, q, own, (dk, dv), deterministic) if gives else None
         beside = gated and self.splits(local, q, deterministic) > 1
         beside = beside and not self._backward_tables(local, q, deterministic, whole is not None).in_line
         attend = partial(
@@ -148,16 +151,18 @@ class Overlapped(KeyBuffer):
 
         def tables() -> None:
             self._backward_tables(local, q, deterministic, whole is not None)
-            _ = self.sums.table
+            self.sums.table(gives)
 
         self._prepare(local, variant, partial(attend, there=True), tables, executor)
         turn = self.transport.begin(dict.fromkeys(s.source for s in self.plan.pulls))
         cut = self.backward_cut
         added = self._added(own, whole, turn.epoch)
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), added, gather)
-        how = gather, cut.together, self.transport.one_engine, whole is not None
+        how = gather, cut.together, self.transport.one_engine, gives
         steps = backward_steps(cut.plan, turn, cut.groups, self.gifts[1], *how)
-        made = self._enqueue(steps, turn, call, partial(attend, there=not gather))
+        made = self._enqueue(steps, turn, call, partial(attend, there=not gather, give=gives))
+        for owner, size in self._given_bytes.items() if gives else ():
+            comm.count_sent("grad", owner, size)
         return made.dq, dk, dv
 
     # ---- waiting for the end
@@ -180,7 +185,10 @@ class Overlapped(KeyBuffer):
             torch.cuda.synchronize(self.device)
         found = read_word(failed)
         if found:
-            write_word(failed, 0)
+            if self.words.everybody.numel() == 1:  # else others go by it, too, and the link is not used again
+                write_word(failed, 0)
+                for t in (self.words.counts, self.words.sent, self.words.lost):  # as they stand
+                    t.zero_()
             raise error("M721", self._missing(found))
 
     def stop(self) -> None:
@@ -328,25 +336,31 @@ class Overlapped(KeyBuffer):
     def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
         """Enqueue the way of a piece's gradients to their owner on torch's current stream, which is "send"."""
         at, heads = cut.plan.slot_of(piece), cut.heads_of(piece, groups)
+        rows = self.result_rows(at)
         if made.dk.shape[0] == 1:
-            rows = slice(at.start, at.start + at.rows)
             self.transport.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             return
         with self.queues.on("sum"):  # the next sum need not wait for this piece to be gone
-            dk, dv = (over_splits(t[:, :, heads, at.start : at.start + at.rows]) for t in (made.dk, made.dv))
+            dk, dv = (over_splits(t[:, :, heads, rows]) for t in (made.dk, made.dv))
         self.queues.follow("send", "sum")
         self.queues.keep("send", (dk, dv))
         self.transport.push(at.source, at.chunk, heads, (dk, dv))
 
     def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
-        self.sums.add((made.dk, made.dv), out, self.words.failed.data_ptr(), added)
+        self.sums.add(made, out, self.words.everybody, added)
+
+    @cached_property
+    def _given_bytes(self) -> dict[int, int]:
+        """Of gradients, by the owner of their keys."""
+        rows = {owner: sum(s.rows for s in self.plan.pulls if s.source == owner) for owner in self.plan.sources}
+        return {owner: n * self.shape.heads * self.shape.gradient_bytes for owner, n in rows.items()}
 
     def _added(self, own: InPlace | None, whole: Whole | None, epoch: int) -> exchange.Added | None:
         """What the backward kernel adds up itself."""
         if own is None or whole is None:
             return None
-        return exchange.Added(whole.added, epoch, own.block, own.block_kv, self.plan.rows)
+        return exchange.Added(whole.added, epoch, own.block, own.block_kv)
 
     def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
         """Own keys to their places in the buffer; all that the rank sees, or some."""

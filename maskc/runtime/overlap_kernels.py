@@ -16,17 +16,18 @@ from maskc.codegen.spec import GATE_SLOTS, KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import hopper, hopper_bwd, ops
-from maskc.runtime.exchange import Run, lent_table
+from maskc.runtime.exchange import Run, lent_table, way_tables
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
+from maskc.runtime.overlap_grads import Gradients, Owners, Told, arranged, first_places, places, reports, result_rows
 from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces
-from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
 from maskc.runtime.overlap_sum import GradientSum, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
-from maskc.runtime.protocol import Gift, Word, gifts, told
+from maskc.runtime.protocol import Gift, Word, gifts
 from maskc.runtime.remember import remembered
-from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major
+from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major, padded
 
 Spec = TypeVar("Spec", KernelSpec, BackwardSpec)
 TICK = 1024e-9
@@ -41,32 +42,28 @@ class Lasting:
 
     flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
     backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
-    no row sees are counted before their keys are there. came: parts of the gradients of own keys that readers have sent, of
-    all epochs. failed: in host memory, not zero once somebody gave up waiting.
+    no row sees are counted before their keys are there. sent: of each owner, how many of its pieces have been given in this
+    launch; zero between kernels. lost: not zero once a kernel that gives gradients gave up. failed: in host memory, not zero
+    once this rank, or somebody else for it, gave up waiting; everybody: those words of all ranks that go by it.
     """
 
     flags: Tensor
     finished: Tensor
     counts: Tensor
     copied: Tensor
-    came: Tensor
+    sent: Tensor
+    lost: Tensor
     failed: Tensor
+    everybody: Tensor
 
     @classmethod
     def of(cls, device: torch.device, words: int = 2 * GATE_SLOTS) -> Lasting:
         """Zeros; the device's are there for every stream once the current stream of the device is."""
         flags, finished, counts, copied = torch.zeros(4, max(1, words), dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32)
-        came = torch.zeros(LENDERS, dtype=torch.int32, device=device)
-        return cls(flags, finished, counts, copied, came, failed.pin_memory() if device.type == "cuda" else failed)
-
-
-class Gradients(NamedTuple):
-    """dQ, and fp32 dK and dV of every key in the buffer [splits, B, Hk, rows, D], still to be summed over splits."""
-
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
+        sent = torch.zeros(OWNERS + 1, dtype=torch.int32, device=device)
+        failed = failed.pin_memory() if device.type == "cuda" else failed
+        return cls(flags, finished, counts, copied, sent[:OWNERS], sent[OWNERS:], failed, failed)
 
 
 class Whole(NamedTuple):
@@ -94,8 +91,8 @@ class InPlace(NamedTuple):
     lead: tuple[tuple[int, slice], ...]
 
 
-LENDERS = 64
-"""Ranks whose gradients a kernel adds; where there are more, it adds none."""
+OWNERS = 64
+"""Ranks that a kernel gives gradients to; where there are more, it gives none."""
 NOWHERE = 1 << 30
 """First block of own keys where the kernel finds them in the buffer."""
 
@@ -103,11 +100,11 @@ NOWHERE = 1 << 30
 class KeyBuffer:
     """The key buffer of one rank and plan; see `Overlapped`, which fills it.
 
-    plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: the plans of ranks that this one gives keys.
-    timeout: seconds that one wait of the kernel may take. lasting: what outlives this object, made for it if None.
-    rate: bytes per second expected of the link. groups: of key heads, copied one after another; None: as many as the rate
-    allows. Neither changes a result; ranks that give each other keys have the same. holds: the log-sum-exp of the call whose
-    keys lie in the buffer, where its owner says so.
+    plan: whom to copy what from. keys: the key layout. shape: of K and V. readers: the plans of ranks that see own keys, where
+    these, or gradients of them, are given. timeout: seconds that one wait of the kernel may take. lasting: what outlives this
+    object, made for it if None. rate: bytes per second expected of the link. groups: of key heads, copied one after another;
+    None: as many as the rate allows. Neither changes a result; ranks that give each other keys have the same. holds: the
+    log-sum-exp of the call whose keys lie in the buffer, where its owner says so.
 
     Raises:
         MaskcError: M722 where the transport would have to relay chunks for other ranks, or for too many chunks.
@@ -142,8 +139,9 @@ class KeyBuffer:
             for t in (self.keys, self.values):
                 t.zero_()  # what is never copied must be finite
         self._runs = own_runs(plan, keys)
-        self._places: dict[int, Pair] = {}
+        self._pieces: dict[int, Pair] = {}
         self._whole: dict[tuple[int, int, bool], tuple[tuple[Tensor, Tensor], Tensor]] = {}
+        self._ways: dict[tuple[int, bool], tuple[Tensor, Tensor, Tensor]] = {}
 
     @cached_property
     def sums(self) -> GradientSum:
@@ -246,34 +244,55 @@ class KeyBuffer:
         there: bool = False,
         own: InPlace | None = None,
         whole: Whole | None = None,
+        give: bool = False,
         deterministic: bool = False,
         leave: int = 0,
     ) -> Gradients:
         """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete.
 
-        whole: with `own`, where they complete gradients of own keys themselves.
+        whole: with `own`, where they complete gradients of own keys themselves. give: gradients of others' keys go to their
+        owners, see `gives_gradients`.
         """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
             self._report()
-            dk, dv = (torch.zeros_like(t, dtype=accumulator(q.dtype)).transpose(1, 2)[None] for t in (keys, values))
-            return Gradients(torch.zeros_like(q), dk, dv)
+            rows, acc = result_rows(self.plan).rows, accumulator(q.dtype)
+            dk, dv = (t.new_zeros((1, t.shape[0], t.shape[2], rows, t.shape[3]), dtype=acc) for t in (keys, values))
+            octets = gated and q.device.type == "cuda"  # what others give and push is
+            return Gradients(torch.zeros_like(q), dk, dv, octets)
         if q.device.type == "cpu":
             self._host_gate(self.backward_cut, there)
             acc = accumulator(q.dtype)
             given = (local, q, keys, values, out, lse, dout, dlse, scale)
-            dq, dk, dv = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
+            dq, *made = ops.backward(*given, backend="cpu", deterministic=deterministic, grad_dtype=acc)
             self._report()
-            return Gradients(dq.to(q.dtype), dk.transpose(1, 2)[None], dv.transpose(1, 2)[None])
+            dk, dv = (arranged(self.plan, t.transpose(1, 2)[None]) for t in made)
+            return Gradients(dq.to(q.dtype), dk, dv)
         spec = _backward_spec(local, q, deterministic)
         run = partial(hopper_bwd.backward_with, v=local, q=q, k=keys, val=values, out=out, lse=lse, dout=dout, dlse=dlse)
         run = partial(run, scale=scale, dtype=q.dtype, parts=True)
         if not gated:
-            return Gradients(*run(spec))
+            dq, *made = run(spec)
+            dk, dv = (arranged(self.plan, t) for t in made)
+            return Gradients(dq, dk, dv)
         tables = self._backward_tables(local, q, deterministic, whole is not None)
-        gate = self._backward_gate(tables, there, own.block if own else NOWHERE, whole)
+        gate = self._backward_gate(tables, spec.block_kv, there, own.block if own else NOWHERE, whole, give)
         run = partial(run, gate=gate, own=own.pair if own else None, whole=whole.results if whole else None, leave=leave)
-        return Gradients(*run(_gated(spec)))
+        return Gradients(*run(_gated(spec), rows=result_rows(self.plan, give).rows), True, give)
+
+    def gives_gradients(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> bool:
+        """Whether a gated kernel writes gradients of others' keys to where their owners add them up.
+
+        Where several CTAs share the query heads of a key head, each has but a part of their sum.
+        """
+        runs = q.device.type == "cuda" and q.shape[1] > 0 and self.plan.rows > 0
+        gives = runs and self.transport.takes is not None and len(self.plan.sources) <= OWNERS
+        return gives and self.splits(local, q, deterministic) == 1
+
+    def result_rows(self, at: Slot) -> slice:
+        """Of the gradients of all keys, those of a slot of a cut."""
+        start = result_rows(self.plan).starts[at.chunk]
+        return slice(start, start + sum(padded(self.layout.size_of(c)) for c in at.chunks))
 
     def splits(self, local: BoundaryVectors, q: Tensor, deterministic: bool = False) -> int:
         """How many CTAs of a backward kernel share the query heads of a key head; 1 where there is no kernel."""
@@ -302,21 +321,20 @@ class KeyBuffer:
         It can if it reads those in place, a CTA has all their heads, and what others have of them comes to this GPU. grads:
         dK and dV [B, own rows, Hk, D], of q's dtype. alone: as if no other rank had a part in them.
         """
-        if own is None or not self.transport.near or grads[0].dtype != q.dtype or len(self.plan.lends) > LENDERS:
+        if own is None or self.transport.takes is None or grads[0].dtype != q.dtype:
             return None
         if self.splits(local, q, deterministic) > 1:
             return None
         key = own.block, own.block_kv, alone
         if key not in self._whole:
-            came = [self.words.came.data_ptr() + 4 * i for i in range(len(self.plan.lends))]
-            tiles = self.sums.lent(own.block, own.block_kv, came)
+            tiles = self.sums.lent(own.block, own.block_kv, self._told)
             table = lent_table([[] for _ in tiles] if alone else tiles, self.device)
             added = torch.zeros(q.shape[0] * self.shape.heads, len(tiles), dtype=torch.int32, device=self.device)
             self._whole[key] = table, added
         dk, dv = (t[:, own.rows] for t in grads)
         return Whole((dk, dv), *self._whole[key])
 
-    # ---- places
+    # ---- places and words
 
     def _buffer(self) -> Pair:
         """[B, rows, Hk, D], as kernels take keys."""
@@ -325,11 +343,11 @@ class KeyBuffer:
     def _place(self, cut: Cut, piece: int) -> Pair:
         """A piece in the key buffer."""
         number = cut.first + piece
-        if number not in self._places:
+        if number not in self._pieces:
             at, heads = cut.plan.slot_of(piece), cut.heads_of(piece)
             k, v = (t[heads, at.start : at.start + at.rows] for t in (self.keys, self.values))
-            self._places[number] = k, v
-        return self._places[number]
+            self._pieces[number] = k, v
+        return self._pieces[number]
 
     def address(self, cut: Cut, word: Word) -> int:
         """Of a word, in a call that cuts keys like this."""
@@ -339,9 +357,6 @@ class KeyBuffer:
                 return self._flags_of[word.holder] + 4 * (theirs.first + word.by)
             case "flag":
                 return self.words.flags.data_ptr() + 4 * (cut.first + word.by)
-            case "came":
-                lenders = [reader for reader, _ in self.plan.lends]
-                return self.words.came.data_ptr() + 4 * lenders.index(word.by)
             case "finished":
                 return self.words.finished.data_ptr() + 4 * (cut.first + word.by)
             case _:
@@ -355,14 +370,30 @@ class KeyBuffer:
 
     # ---- tables, and what kernels do on the host
 
+    def _told(self, reader: int, chunk: int) -> Told:
+        assert self.transport.takes is not None
+        return Told.of(self.cuts_of_readers[reader][1], chunk, self.transport.takes.told(self.plan.rank, reader))
+
     def _backward_gate(
-        self, tables: BackwardTables, there: bool, own_tile: int = NOWHERE, whole: Whole | None = None
+        self,
+        tables: BackwardTables,
+        block_kv: int,
+        there: bool,
+        own_tile: int = NOWHERE,
+        whole: Whole | None = None,
+        give: bool = False,
     ) -> hopper_bwd.GateTables:
         words, cut = self.words, self.backward_cut
+        if (block_kv, give) not in self._ways:
+            taking = self.transport.takes if give else None
+            owners = Owners(taking, self.transport.address, words.sent) if taking is not None else None
+            made = places(self.plan, self.shape, owners), first_places(self.plan, block_kv)
+            self._ways[block_kv, give] = way_tables(*made, reports(cut, words.finished, owners), self.device)
+        where, first, told = self._ways[block_kv, give]
         completed = [t.data_ptr() for t in (*whole.lent, whole.added)] if whole else [0, 0, 0]
         return hopper_bwd.GateTables(
             *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
-            *(t.data_ptr() for t in (words.flags, words.counts, words.finished, words.failed)),
+            *(t.data_ptr() for t in (words.flags, words.counts, told, where, first, words.failed, words.lost)),
             round(self.timeout / TICK),
             self.epoch & 0xFFFFFFFF,
             cut.first + (len(cut.plan.slots) if there else cut.plan.own),
@@ -370,8 +401,8 @@ class KeyBuffer:
             len(cut.plan.slots),
             cut.group_heads,
             own_tile,
+            give,
             whole is not None,
-            told(self.epoch, 0) & 0xFFFFFFFF,
             *completed,
         )
 

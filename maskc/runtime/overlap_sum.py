@@ -5,9 +5,7 @@ One kernel adds them in fp32 and rounds once, so the result does not depend on w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from itertools import product
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from maskc.runtime import exchange
 from maskc.runtime.layout import Layout
+from maskc.runtime.overlap_grads import Gradients, Told, result_rows
 from maskc.runtime.overlap_plan import OverlapPlan, Slot
 from maskc.runtime.transport import KeyShape, Pair, Transport
 
@@ -55,41 +54,45 @@ def _neighbours_joined(runs: Iterable[exchange.Run]) -> tuple[exchange.Run, ...]
 
 
 class GradientSum:
-    """Adds up dK and dV of one plan: fp32 [splits, B, Hk, rows of the key buffer, D], and what lies in staging."""
+    """Adds up dK and dV of own chunks: what this rank's kernel left, and what lies in staging."""
 
     def __init__(self, plan: OverlapPlan, keys: Layout, shape: KeyShape, transport: Transport, device: torch.device) -> None:
         self.plan, self.shape, self.transport, self.device = plan, shape, transport, device
         self.chunks, self.rows = own_chunks(plan, keys), keys.local_length(plan.rank)
+        self._tables: dict[bool, exchange.SumTable] = {}
 
-    def add(self, made: Pair, out: Pair, failed: int, added: exchange.Added | None = None) -> None:
-        """Write dK and dV [B, own rows, Hk, D] on torch's current stream; NaN if the word at `failed` is set.
+    def add(self, made: Gradients, out: Pair, failed: Tensor, added: exchange.Added | None = None) -> None:
+        """Write dK and dV [B, own rows, Hk, D] on torch's current stream; NaN if one of the words `failed` is set.
 
-        added: what is written already.
+        added: what is written already. Staging lies in octets if `made` does.
         """
         if self.device.type == "cuda":
-            exchange.sum_gradients(self.table, made, out, added)
+            exchange.sum_gradients(self.table(made.given), made.pair, out, added, made.octets)
             exchange.spoil(out, failed)
         else:
-            self.add_on_host(made, out)
+            self.add_on_host(made.pair, out)
 
     def add_on_host(self, made: Pair, out: Pair) -> None:
+        starts = result_rows(self.plan).starts
         for which, grads in enumerate(made):
             for chunk, rows, slot, readers in self.chunks:
-                parts = [grads[:, :, :, slot.start : slot.start + slot.rows].sum(0)] if slot is not None else []
-                parts += [self.transport.staged(r, chunk)[which] for r in readers]
+                size = rows.stop - rows.start
+                parts = [] if slot is None else [grads[:, :, :, starts[chunk] : starts[chunk] + size].sum(0)]
+                parts += [self.transport.staged(r, chunk)[which][:, :, :size] for r in readers]
                 out[which][:, rows] = sum(parts[1:], parts[0]).transpose(1, 2) if parts else 0
 
-    @cached_property
-    def table(self) -> exchange.SumTable:
+    def table(self, given: bool = False) -> exchange.SumTable:
         """Made once; the host does not wait for it."""
-        return exchange.SumTable.of(self.addends(), self.device)
+        found = self._tables.get(given)
+        if found is None:
+            found = self._tables[given] = exchange.SumTable.of(self.addends(given), self.device)
+        return found
 
-    def lent(self, block: int, block_kv: int, came: Sequence[int]) -> list[list[exchange.Lent] | None]:
+    def lent(self, block: int, block_kv: int, told: Callable[[int, int], Told]) -> list[list[exchange.Lent] | None]:
         """Per key tile from `block` on, what others have of its gradients, by rank; None where that does not lie in one piece.
 
-        came: address of the word of each reader, in the order of `plan.lends`.
+        told: by reader and chunk.
         """
-        words = dict(zip((r for r, _ in self.plan.lends), came, strict=True))
         out: list[list[exchange.Lent] | None] = []
         for start in range(block * block_kv, self.plan.rows, block_kv):
             stop = min(start + block_kv, self.plan.rows)
@@ -101,24 +104,25 @@ class GradientSum:
             assert slot is not None
             places = []
             for reader in readers:
-                staged = self.transport.staged(reader, chunk)
-                at = [t.data_ptr() + (start - slot.start) * t.stride(2) * t.element_size() for t in staged]
-                places.append(exchange.Lent(at[0], at[1], staged[0].stride(1), words[reader]))
+                (dk, dv), words = self.transport.staged(reader, chunk), told(reader, chunk)
+                at = dk.data_ptr(), dv.data_ptr(), dk.stride(1)
+                places.append(exchange.Lent(*at, words.word, start - slot.start, words.slots, words.group_heads))
             out.append(places)
         return out
 
-    def addends(self) -> list[exchange.Addend]:
-        out = []
-        heads = self.shape.heads
+    def addends(self, given: bool = False) -> list[exchange.Addend]:
+        """given: which rows the kernel leaves, see `result_rows`."""
+        out, heads, result = [], self.shape.heads, result_rows(self.plan, given)
         for which, dim in enumerate((self.shape.dim_k, self.shape.dim_v)):
             for chunk, rows, slot, readers in self.chunks:
-                size = rows.stop - rows.start
+                size, place = rows.stop - rows.start, 0 if slot is None else slot.start
                 staged = [self.transport.staged(r, chunk)[which] for r in readers]
-                for b, h in product(range(self.shape.batch), range(heads)):
-                    own = None if slot is None else ((b * heads + h) * self.plan.rows + slot.start) * dim
+                for unit in range(self.shape.batch * heads):
+                    b, h = divmod(unit, heads)
+                    own = None if slot is None else (unit * result.rows + result.starts[chunk]) * dim
                     first = ((b * self.rows + rows.start) * heads + h) * dim
                     parts = tuple(t.data_ptr() + (b * t.stride(0) + h * t.stride(1)) * t.element_size() for t in staged)
-                    out.append(exchange.Addend(which, first, heads * dim, own, size, dim, parts))
+                    out.append(exchange.Addend(which, first, heads * dim, own, size, dim, parts, unit, place))
         return out
 
 

@@ -11,36 +11,35 @@ call of a link:
     ready[reader][source]   pulled keys: the source's can be read
     done[source][reader]    pulled keys: the reader has copied what it needs of this epoch
     flag[rank][piece]       the piece of this epoch lies in the rank's key buffer
-    finished[rank][piece]   backward: the kernel has written the last gradient of the piece
-    sent[owner][reader]     backward: so many parts of the reader's gradients lie in the owner's staging: PARTS a call
-    came[owner][reader]     backward: the same, where the owner's kernel looks
+    finished[rank][piece]   pushed gradients: the kernel has written the last one of the piece
+    told[owner][reader, piece]  given gradients: those of the piece lie in the owner's staging; its kernel looks there
+    sent[owner][reader]     backward: all gradients of the reader lie in the owner's staging
     free[reader][owner]     backward: the owner has added them up, the staging may be written again
 
 A piece is what one copy brings: a group of heads of a key chunk. All chunks of the first heads come first, so that work
-on these heads can start when a part of all keys is there, however much of them a row sees. A part is what a rank tells of
-at a time: as nearly as heads allow an eighth of them (PARTS), of all chunks, the first heads first.
+on these heads can start when a part of all keys is there, however much of them a row sees.
+
+Gradients of keys of others reach the staging of their owner in one of two ways, which need not be the same on all ranks.
+A kernel *gives* them: it writes them there itself. Or it leaves them in its own memory, and a copy engine *pushes* them.
 
 A key buffer may be written once all that its rank enqueued before the call is complete, and own keys may be overwritten
-once all readers have them, so a call ends no sooner. Of every pair of ranks each signals before it waits, whatever the
-number of hardware queues.
+once all readers have them, so a call ends no sooner. An owner gives keys after all that it enqueued before the call, its
+sum of the last gradients too: whoever has been given a piece may write gradients of it without waiting for "free". Of every
+pair of ranks each signals before it waits, whatever the number of hardware queues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from maskc.codegen.spec_bwd import GRAD_PARTS
 from maskc.runtime.overlap_plan import OverlapPlan
 
 HALVES = 2
 """Epochs whose keys lie in memory that readers pull from at a time."""
-PARTS = GRAD_PARTS
-"""Of all heads, in which gradients are sent."""
 Stream: TypeAlias = Literal["compute", "copy", "send", "sum"]
-Kind: TypeAlias = Literal["open", "gave", "ready", "done", "flag", "finished", "sent", "came", "free"]
+Kind: TypeAlias = Literal["open", "gave", "ready", "done", "flag", "finished", "sent", "free"]
 
 
 class Word(NamedTuple):
@@ -49,16 +48,6 @@ class Word(NamedTuple):
     kind: Kind
     holder: int
     by: int
-
-
-def told(epoch: int, parts: int, of: int = PARTS) -> int:
-    """What a word that counts parts ("sent", "came") says when so many of an epoch's are there."""
-    return (epoch - 1) * of + parts
-
-
-def last_value(kind: Kind, epoch: int) -> int:
-    """What a word says at the end of an epoch."""
-    return told(epoch, PARTS) if kind in ("sent", "came") else epoch
 
 
 # ---------------------------------------------------------------- operations
@@ -115,13 +104,16 @@ class Pull:
 class Attend:
     """The kernel; it waits itself for the flag of each of `pieces` before it reads the piece.
 
-    finishes: pieces whose gradients it completes, in about this order, each with its "finished" word. adds: readers whose
-    gradients of own keys it adds as far as "came" tells of them.
+    finishes: pieces whose gradients it completes, in about this order. tells: the owners of their keys, one each, where it
+    gives them: it writes those of a piece once its flag is up, then its "told" word, and behind the last piece of an owner
+    "sent"; none of this for a piece that it did not wait to the end for. Else each has its "finished" word. adds: readers
+    whose gradients of own keys it adds as far as "told" words say that they are there.
     """
 
     pieces: tuple[int, ...]
     epoch: int
     finishes: tuple[int, ...] = ()
+    tells: tuple[int, ...] = ()
     adds: tuple[int, ...] = ()
 
 
@@ -159,10 +151,10 @@ Step: TypeAlias = tuple[Stream, Operation]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A call's epoch. pushed: (owner, epoch) of the last calls that wrote the staging that this one writes."""
+    """A call's epoch. before: (owner, epoch) of the last calls that wrote the staging that this one writes."""
 
     epoch: int
-    pushed: tuple[tuple[int, int], ...] = ()
+    before: tuple[tuple[int, int], ...] = ()
 
     @property
     def half(self) -> int:
@@ -174,15 +166,15 @@ class Epochs:
     """Counts the calls of one link; plans, and with them owners, may change from call to call."""
 
     epoch: int = 0
-    _pushed: dict[int, int] = field(default_factory=dict)
+    _last: dict[int, int] = field(default_factory=dict)
 
     def begin(self, owners: Iterable[int] = ()) -> Turn:
-        """The turn of a call that pushes gradients to `owners`."""
+        """The turn of a call whose gradients go to `owners`."""
         self.epoch += 1
         owners = tuple(owners)
-        pushed = tuple((o, self._pushed[o]) for o in owners if o in self._pushed)
-        self._pushed.update(dict.fromkeys(owners, self.epoch))
-        return Turn(self.epoch, pushed)
+        before = tuple((o, self._last[o]) for o in owners if o in self._last)
+        self._last.update(dict.fromkeys(owners, self.epoch))
+        return Turn(self.epoch, before)
 
 
 # ---------------------------------------------------------------- what a call enqueues
@@ -227,47 +219,52 @@ def backward_steps(
     gather: bool = True,
     together: int = 1,
     keys_first: bool = False,
-    adds: bool = False,
-    parts: int = PARTS,
+    given_grads: bool = False,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
-    The gradients of a piece leave once its last tile is done, in the order of pieces, on a stream of their own: waiting
-    for one must not hold up the keys of the next call. gather: keys are copied again, else those of others are in the
-    buffer; own ones may have been read in place.
+    gather: keys are copied again, else those of others are in the buffer; own ones may have been read in place.
+    given_grads: the kernel gives the gradients of others' keys, and adds those of own keys as they come. Else they leave by
+    a stream of their own, since waiting for one must not hold up the keys of the next call: those of a piece once its last
+    tile is done, in the order of pieces.
     together: groups of heads that leave in one copy, a divisor of `groups`. keys_first: nothing leaves before the last key
-    is copied, which otherwise waits for its turn on the one copy engine there is. adds: the kernel itself adds what has
-    come of the gradients of own keys; the stream of copies, which is done by then, tells it.
+    is copied, which otherwise waits for its turn on the one copy engine there is.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     lenders = tuple(reader for reader, _ in plan.lends)
     steps: list[Step] = list(_gather(plan, turn, groups, given)) if gather else [("compute", Settle(epoch))]
-    steps.append(("compute", Attend(foreign if gather else (), epoch, foreign, lenders if adds else ())))
-    pushed = dict(turn.pushed)
-    count = len(plan.slots)
-    leaving = [p for p in foreign if p // count % together == 0]
-    last = {(plan.slot_of(piece).source, piece // count): piece for piece in leaving}
-    if keys_first and gather and leaving:
-        steps.append(("send", End("copy")))
-    for piece in leaving:
-        owner, group = plan.slot_of(piece).source, piece // count
-        steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
-        if owner in pushed:
-            steps.append(("send", Wait(Word("free", rank, owner), pushed.pop(owner))))
-        steps.append(("send", Push(piece, owner, epoch, together)))
-        gone = (group + together) * parts // groups
-        if last[owner, group] == piece and gone > group * parts // groups:
-            steps.append(("send", Put(Word("sent", owner, rank), told(epoch, gone, parts))))
-    if adds:
-        for part, reader in product(range(parts), lenders):
-            value = told(epoch, part + 1, parts)
-            steps += [("copy", Wait(Word("sent", rank, reader), value)), ("copy", Put(Word("came", rank, reader), value))]
-    steps += [("compute", Wait(Word("sent", rank, r), told(epoch, parts, parts))) for r in lenders]
+    leaving: tuple[Step, ...] = ()
+    attend = Attend(foreign if gather else (), epoch, foreign)
+    if given_grads:
+        if given is None or not gather:  # given keys say as much as "free"
+            steps += [("compute", Wait(Word("free", rank, owner), last)) for owner, last in turn.before]
+        attend = replace(attend, tells=tuple(plan.slot_of(piece).source for piece in foreign), adds=lenders)
+    else:
+        leaving = _pushes(plan, turn, groups, together, keys_first and gather)
+    steps += [("compute", attend), *leaving]
+    steps += [("compute", Wait(Word("sent", rank, reader), epoch)) for reader in lenders]
     steps.append(("compute", Sum(lenders, epoch)))
-    steps += [("compute", Put(Word("free", r, rank), epoch)) for r in lenders]
+    steps += [("compute", Put(Word("free", reader, rank), epoch)) for reader in lenders]
     if leaving:
         steps.append(("compute", End("send")))
     return (*steps, *_given(given if gather else None))
+
+
+def _pushes(plan: OverlapPlan, turn: Turn, groups: int, together: int, keys_first: bool) -> tuple[Step, ...]:
+    """Gradients from the memory of this rank to that of the owners of their keys, for whom it waits."""
+    rank, epoch, count, before = plan.rank, turn.epoch, len(plan.slots), dict(turn.before)
+    leaving = [piece for piece in plan.pieces(groups) if piece // count % together == 0]
+    last = {plan.slot_of(piece).source: piece for piece in leaving}
+    steps: list[Step] = [("send", End("copy"))] if keys_first and leaving else []
+    for piece in leaving:
+        owner = plan.slot_of(piece).source
+        steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
+        if owner in before:
+            steps.append(("send", Wait(Word("free", rank, owner), before.pop(owner))))
+        steps.append(("send", Push(piece, owner, epoch, together)))
+        if last[owner] == piece:
+            steps.append(("send", Put(Word("sent", owner, rank), epoch)))
+    return tuple(steps)
 
 
 def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -284,8 +281,7 @@ def regrouped(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def _of_copies(step: Step) -> bool:
     stream, op = step
-    after = isinstance(op, Wait | Put) and op.word.kind in ("sent", "came")
-    return stream == "copy" and not isinstance(op, Begin) and not after
+    return stream == "copy" and not isinstance(op, Begin)
 
 
 def _gather(plan: OverlapPlan, turn: Turn, groups: int, given: Sequence[Gift] | None) -> Iterable[Step]:

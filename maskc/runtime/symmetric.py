@@ -1,9 +1,10 @@
 """The transport between GPUs (and, over shared memory, CPUs) of one host: a `Transport` of one call over a `Link`.
 
-A rank's memory holds words for the pieces of its key buffers, the buffers, and after them a region of staging per reader.
-Keys are given by their owner, out of its own tensors, and gradients pushed by their reader, both by copy engines, which
-write to another GPU faster than they read from one; each region belongs to one pair of ranks for good, so that the words of
-the pair are all that orders its use, whatever plans come after each other.
+A rank's memory holds words for the pieces of its key buffers, the buffers, and after them per reader a region of staging
+and the words that tell of what lies there. Keys are given by their owner, out of its own tensors, by copy engines, which
+write to another GPU faster than they read from one; gradients are given by their reader's kernel, or pushed by such an
+engine. Each region belongs to one pair of ranks for good, so that the words of the pair are all that orders its use, whatever
+plans come after each other.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ from maskc.runtime.overlap_plan import Cut, OverlapPlan
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Turn, Word
 from maskc.runtime.remember import derived
-from maskc.runtime.transport import KeyShape, Pair
+from maskc.runtime.transport import KeyShape, Pair, by_chunk, padded
 
 
 class Symmetric:
-    """keys: the key layout. plan: of this rank. shape: of K and V. place: of the buffers of these calls, on every rank.
+    """keys: the key layout. plan: of this rank. shape: of K and V. which: of their buffers the ranks use in these calls.
 
     The link has the room of `room_of`. This looks at the link's memory as it is now, so it goes when that grows.
     """
 
-    joins = near = one_engine = True
+    joins = one_engine = True
     pulls = None
 
-    def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape, place: int = 0) -> None:
-        self.link, self.keys, self.shape, self.rank, self.place = link, keys, shape, plan.rank, place
+    def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape, which: int = 0) -> None:
+        self.link, self.keys, self.shape, self.rank, self.which = link, keys, shape, plan.rank, which
         self._lent = dict(plan.lends)
         self._gifts: dict[tuple[object, ...], tuple[tuple[int, Copy], ...]] = {}
-        self._pushes: dict[tuple[int, ...], tuple[tuple[int, Copy], ...]] = {}
+        self._pushes: dict[tuple[int, ...], tuple[tuple[tuple[int, Copy], ...], int]] = {}
         self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
     @property
     def gives(self) -> Symmetric:
+        return self
+
+    @property
+    def takes(self) -> Symmetric:
         return self
 
     def begin(self, owners: Iterable[int] = ()) -> Turn:
@@ -60,7 +65,7 @@ class Symmetric:
 
     def buffer(self, rank: int, rows: int) -> Pair:
         """The key buffer of a rank, as a view: its rows lie as those of keys do, [B, rows, Hk, D]."""
-        shape, at = self.shape, self.link.room.buffer_at(self.place)
+        shape, at = self.shape, self.link.room.buffer_at(self.which)
         k, v = (
             _cut(self.link.memory[rank], at + where, (shape.batch, rows, shape.heads, d), shape.dtype).permute(2, 1, 0, 3)
             for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, shape.dtype), shape.dim_v))
@@ -105,30 +110,37 @@ class Symmetric:
 
     # ---- gradients
 
+    def place(self, owner: int, chunk: int) -> Pair:
+        return self._places(owner, chunk, slice(None), padded(self.keys.size_of(chunk)))
+
+    def told(self, owner: int, reader: int) -> Tensor:
+        return self.link.told(owner, reader)
+
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        for there, mine in zip(self._places(owner, chunk, heads, grads[0].shape[2]), grads, strict=True):
+        rows = grads[0].shape[2]
+        for there, mine in zip(self._places(owner, chunk, heads, rows), grads, strict=True):
             for to, part in zip(there, mine, strict=True):
                 copy(to, part)
-            comm.count_sent("grad", owner, mine.numel() * mine.element_size())
+        comm.count_sent("grad", owner, self._bytes_pushed(chunk, heads, rows))
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
         if grads[0].device.type != "cuda":
             self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
             return
         key = owner, chunk, heads.start, heads.stop, rows.start, *grads[0].shape, *grads[1].shape
-        copies = self._pushes.get(key)
-        if copies is None:
-            copies = self._pushes[key] = tuple(self._copies(owner, chunk, heads, rows, grads))
+        made = self._pushes.get(key)
+        if made is None:
+            size = self._bytes_pushed(chunk, heads, rows.stop - rows.start)
+            made = self._pushes[key] = tuple(self._copies(owner, chunk, heads, rows, grads)), size
+        copies, size = made
         bases = [t.data_ptr() for t in grads]
         stream = torch.cuda.current_stream(grads[0].device).cuda_stream
         for which, one in copies:
             one.enqueue(stream, bases[which])
-            comm.count_sent("grad", owner, one.bytes)
+        comm.count_sent("grad", owner, size)
 
     def staged(self, reader: int, chunk: int) -> Pair:
-        taken = self._lent[reader]
-        start = sum(self.keys.size_of(c) for c in taken if c < chunk)
-        dk, dv = (t[:, :, start : start + self.keys.size_of(chunk)] for t in self._region(self.rank, reader, taken))
+        dk, dv = (t[:, :, self._rows(self._lent[reader], chunk)] for t in self._region(self.rank, reader, self._lent[reader]))
         return dk, dv
 
     def release(self, epoch: int) -> None:
@@ -143,22 +155,31 @@ class Symmetric:
                 yield which, made._replace(source=made.source - whole.data_ptr())
 
     def _places(self, owner: int, chunk: int, heads: slice, rows: int) -> Pair:
-        """Where heads of so many rows from a chunk on go."""
-        taken = self._taken[owner]
-        start = sum(self.keys.size_of(c) for c in taken if c < chunk)
-        dk, dv = (t[:, heads, start : start + rows] for t in self._region(owner, self.rank, taken))
+        """Where heads of so many padded rows from a chunk on go."""
+        start = self._rows(self._taken[owner], chunk).start
+        dk, dv = (t[:, heads, start : start + rows] for t in self._region(owner, self.rank, self._taken[owner]))
         return dk, dv
 
+    def _rows(self, chunks: Sequence[int], chunk: int) -> slice:
+        """Those of a chunk in a region."""
+        start = sum(padded(self.keys.size_of(c)) for c in chunks if c < chunk)
+        return slice(start, start + padded(self.keys.size_of(chunk)))
+
     def _region(self, owner: int, reader: int, chunks: Sequence[int]) -> Pair:
-        """(dK, dV) [B, Hk, rows, D] of all chunks that the pair shares, in their order."""
+        """(dK, dV) [B, Hk, rows, D] of all chunks that the pair shares, in their order, each padded."""
         shape, acc = self.shape, accumulator(self.shape.dtype)
-        rows = sum(self.keys.size_of(c) for c in chunks)
+        rows = sum(padded(self.keys.size_of(c)) for c in chunks)
         at = self.link.room.region_at(reader)
         dk, dv = (
             _cut(self.link.memory[owner], at + where, (shape.batch, shape.heads, rows, d), acc)
             for where, d in ((0, shape.dim_k), (_bytes(rows, shape, shape.dim_k, acc), shape.dim_v))
         )
         return dk, dv
+
+    def _bytes_pushed(self, chunk: int, heads: slice, rows: int) -> int:
+        """Of gradients of so many padded rows from a chunk on."""
+        heads_sent: int = heads.stop - heads.start
+        return sum(self.keys.size_of(c) for c, _ in by_chunk(self.keys, chunk, rows)) * heads_sent * self.shape.gradient_bytes
 
 
 @derived
@@ -172,7 +193,7 @@ def most_rows(plan: AttentionPlan) -> int:
 def room_of(keys: Layout, rows: int, shape: KeyShape) -> Room:
     """What calls over this layout need on every rank. rows: of the largest key buffer. A reader may see all of a rank's keys."""
     acc = accumulator(shape.dtype)
-    held = max(keys.local_length(r) for r in range(keys.world))
+    held = max(sum(padded(keys.size_of(c)) for c in keys.chunks_of(r)) for r in range(keys.world))
     buffer = sum(_bytes(rows, shape, d, shape.dtype) for d in (shape.dim_k, shape.dim_v))
     region = sum(_bytes(held, shape, d, acc) for d in (shape.dim_k, shape.dim_v))
     return Room(aligned(buffer), aligned(region))

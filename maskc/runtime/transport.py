@@ -26,12 +26,19 @@ from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.merge import accumulator
 from maskc.runtime.overlap_plan import Cut
-from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word, last_value
+from maskc.runtime.protocol import HALVES, Epochs, Kind, Stream, Turn, Word
 
 Room = TypeVar("Room")
 Pair = tuple[Tensor, Tensor]
 """(K, V) [Hk, rows, B, D] and [Hk, rows, B, Dv]: rows of a head are one piece of memory. Of gradients, (dK, dV)
-[B, Hk, rows, D] and [B, Hk, rows, Dv] in fp32 (fp64 for fp64), rows of a head and batch item being one piece."""
+[B, Hk, padded rows, D] and [B, Hk, padded rows, Dv] in fp32 (fp64 for fp64), rows of a head and batch item being one piece."""
+OCTET = 8
+"""Rows of gradients that gated kernels store together, in an order of their own: each chunk begins with new ones."""
+
+
+def padded(rows: int) -> int:
+    """Rows that the gradients of a chunk of so many take."""
+    return -(-rows // OCTET) * OCTET
 
 
 def head_major(t: Tensor) -> Tensor:
@@ -59,11 +66,16 @@ class KeyShape:
             k, v = (made((*shape, d)) for d in (self.dim_k, self.dim_v))
         return k, v
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a row of a head: dK and dV of all batch items."""
+        return self.batch * (self.dim_k + self.dim_v) * accumulator(self.dtype).itemsize
+
     def gradients(self, rows: int, device: torch.device | str, pinned: bool = False) -> Pair:
-        """Room for dK and dV of so many rows."""
+        """Room for dK and dV of a chunk of so many rows."""
         acc = accumulator(self.dtype)
         k, v = (
-            torch.empty(self.batch, self.heads, rows, d, dtype=acc, device=device, pin_memory=pinned)
+            torch.empty(self.batch, self.heads, padded(rows), d, dtype=acc, device=device, pin_memory=pinned)
             for d in (self.dim_k, self.dim_v)
         )
         return k, v
@@ -207,16 +219,17 @@ class Transport(Protocol):
     joins: whether copies take more rows than those of a chunk: of chunks behind it in its rank's keys, too.
     one_engine: whether a single copy engine makes the copies of both directions; gradients then leave after the last keys,
     for which kernels wait.
-    near: whether what `staged` names lies on this GPU, so that its kernels may read it as they go.
-    gives, pulls: by which of the two keys come.
+    gives, pulls: by which of the two keys come. takes: None where gradients are always pushed.
     """
 
     joins: bool
     one_engine: bool
-    near: bool
 
     @property
     def gives(self) -> Giving | None: ...
+
+    @property
+    def takes(self) -> Taking | None: ...
 
     @property
     def pulls(self) -> Pulling | None: ...
@@ -228,13 +241,16 @@ class Transport(Protocol):
         """Address of a word between ranks that streams of this GPU can wait for and write; "flag" and others see `Giving`."""
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        """Enqueue on torch's current stream: this rank's gradients of heads of a chunk to the staging of its owner."""
+        """Enqueue on torch's current stream: this rank's gradients of heads of a chunk to the staging of its owner.
+
+        grads: [B, heads, padded rows, D], also of chunks behind it, in ascending order, each padded.
+        """
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
-        """The same for rows of whole gradients [B, Hk, rows of the key buffer, D], of one shape in every call."""
+        """The same for some padded rows of the gradients of a kernel, of all heads and one shape in every call."""
 
     def staged(self, reader: int, chunk: int) -> Pair:
-        """Staging of what another rank has of the gradients of an own chunk: rows of a head contiguous, on this GPU."""
+        """Staging of what another rank has of the gradients of an own chunk, in this GPU's reach."""
 
     def release(self, epoch: int) -> None:
         """From the host, while streams hang: end every wait for a word of up to this epoch on this rank."""
@@ -256,6 +272,16 @@ class Giving(Protocol):
         """
 
 
+class Taking(Protocol):
+    """Owners take gradients of their keys from kernels of readers, which write them to where owners add them up."""
+
+    def place(self, owner: int, chunk: int) -> Pair:
+        """Where this rank's gradients of a chunk go, in the memory of its owner, of which it is the staging."""
+
+    def told(self, owner: int, reader: int) -> Tensor:
+        """int32 in the memory of `owner`: a word for each piece of the backward of `reader`, as that one numbers them."""
+
+
 class Pulling(Protocol):
     """Readers take keys out of the memory of others."""
 
@@ -270,12 +296,12 @@ class Pulling(Protocol):
 
 
 def by_chunk(keys: Layout, chunk: int, rows: int) -> Iterator[tuple[int, slice]]:
-    """(chunk, which of so many rows are its) from a chunk on, in the order of its owner's keys."""
+    """(chunk, which of so many padded rows are its) from a chunk on, in the order of its owner's keys."""
     at = 0
     for c in keys.chunks_of(keys.owner[chunk]):
         if c >= chunk and at < rows:
-            yield c, slice(at, at + keys.size_of(c))
-            at += keys.size_of(c)
+            yield c, slice(at, at + padded(keys.size_of(c)))
+            at += padded(keys.size_of(c))
 
 
 class Pulls:
@@ -305,8 +331,8 @@ class Loopback:
     """
 
     joins = True
-    one_engine = near = False
-    gives = None
+    one_engine = False
+    gives = takes = None
 
     def __init__(
         self,
@@ -377,7 +403,7 @@ class Loopback:
         for peer in self._index:
             for kind, mine in _LOOPED:
                 if mine:
-                    write_word(self.address(Word(kind, self.rank, peer)), last_value(kind, epoch))
+                    write_word(self.address(Word(kind, self.rank, peer)), epoch)
 
     def _copy(self, into: Tensor, source: Tensor) -> None:
         for _ in range(self.slowness):
@@ -393,7 +419,7 @@ class Loopback:
         self._expect(Word("done", rank, self.rank), epoch - HALVES, timeout)
         if fill is not None:
             fill(self._halves[rank][epoch % len(self._halves[rank])])
-        write_word(self.address(Word("ready", self.rank, rank)), last_value("ready", epoch))
+        write_word(self.address(Word("ready", self.rank, rank)), epoch)
 
     def post_gradients(
         self, reader: int, epoch: int, fill: Callable[[int, Pair], object], last: int = 0, timeout: float = 10.0
@@ -402,7 +428,7 @@ class Loopback:
         self._expect(Word("free", reader, self.rank), last, timeout)
         for chunk in self.lends[reader]:
             fill(chunk, self.staged(reader, chunk))
-        write_word(self.address(Word("sent", self.rank, reader)), last_value("sent", epoch))
+        write_word(self.address(Word("sent", self.rank, reader)), epoch)
 
     def pushed(self, chunk: int) -> Pair:
         """What this rank pushed of a chunk last."""
@@ -422,7 +448,7 @@ class Loopback:
 
     def _expect(self, word: Word, epoch: int, timeout: float) -> None:
         address, deadline = self.address(word), time.monotonic() + timeout
-        while epoch > 0 and read_word(address) < last_value(word.kind, epoch):
+        while epoch > 0 and read_word(address) < epoch:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank {word.by} did not say {word.kind} of epoch {epoch} in {timeout} s")
             time.sleep(1e-5)

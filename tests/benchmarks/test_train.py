@@ -12,7 +12,7 @@ import torch
 import maskc
 from benchmarks import train, train_ablation, train_gpus, train_link, train_steps
 from benchmarks.train_model import Experts, Shape, grouped, padded
-from maskc.runtime.overlap import Gradients
+from maskc.runtime.overlap_grads import Gradients, result_rows
 from maskc.runtime.transport import KeyShape, head_major
 
 SMALL = (
@@ -199,7 +199,7 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
             rank.over.pull(forward, piece, 0)
         assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
     copied.clear()
-    grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, 1, part.plan.rows, 8) for _ in range(2)))
+    grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, 1, result_rows(part.plan).rows, 8) for _ in range(2)))
     for piece in backward.pieces:
         rank.over.push(backward, piece, grads)
     assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)

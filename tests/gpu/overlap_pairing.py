@@ -6,26 +6,29 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import maskc
 from benchmarks.kernels import attention, compile_all
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.render import CudaSource
-from maskc.codegen.spec import MaskForm
+from maskc.codegen.spec import GATE_SLOTS, MaskForm
 from maskc.runtime import hopper
 from maskc.runtime.localize import localize
 from maskc.runtime.merge import accumulator
 from maskc.runtime.overlap import Executor, Overlapped
-from maskc.runtime.overlap_plan import overlap_plan
+from maskc.runtime.overlap_plan import Slot, overlap_plan
 from maskc.runtime.plan import plan
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major
 from tests.gpu.inputs import suite_mask
+from tests.overlap.octets import from_octets, to_octets
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "28_duo_heads")
 DEVICE = "cuda"
@@ -64,6 +67,29 @@ class Calls(NamedTuple):
     pushed: list[Tensor]
 
 
+class Near(Loopback):
+    """Other ranks in host memory, which kernels of this one reach as they reach that of other GPUs.
+
+    words: per pair of ranks, of which this one is one, those that tell of pieces of gradients.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        pairs = [(self.rank, r) for r in self.lends] + [(r, self.rank) for r in self._halves]
+        made = {pair: torch.zeros(GATE_SLOTS, dtype=torch.int32) for pair in pairs}
+        self.words = {pair: t.pin_memory() if self.pinned else t for pair, t in made.items()}
+
+    @property
+    def takes(self) -> Near:  # type: ignore[override]
+        return self
+
+    def place(self, owner: int, chunk: int) -> Pair:
+        return self.pushed(chunk)
+
+    def told(self, owner: int, reader: int) -> Tensor:
+        return self.words[owner, reader]
+
+
 class Pairing:
     """One rank several times, once per executor, over the same keys."""
 
@@ -77,10 +103,10 @@ class Pairing:
         groups = self.heads_kv // (1, 2)[(chunk + rank) // 32 % 2]
         self.ranks: dict[Executor, Overlapped] = {}
         self.last: dict[Executor, int] = dict.fromkeys(EXECUTORS, 0)  # the last backward call
-        self.links: dict[Executor, Loopback] = {}
+        self.links: dict[Executor, Near] = {}
+        readers = {r: overlap_plan(p, r) for r, _ in self.plan.lends}
         for executor in EXECUTORS:
-            link = Loopback(p.keys, rank, self.plan.sources, shape, lends=self.plan.lends)
-            link.near = True  # in host memory, but so the kernel adds what has come
+            link = Near(p.keys, rank, self.plan.sources, shape, lends=self.plan.lends)
             self.links[executor] = link
             queues = CudaQueues(torch.device(DEVICE))
             for reader, chunks in self.plan.lends:
@@ -89,7 +115,7 @@ class Pairing:
             for chunk in (c for s in self.plan.pulls for c in s.chunks):
                 link.pushed(chunk)
             given = (self.plan, p.keys, shape, link, queues, torch.device(DEVICE))
-            self.ranks[executor] = Overlapped(*given, timeout=timeout, groups=groups)
+            self.ranks[executor] = Overlapped(*given, readers=readers, timeout=timeout, groups=groups)
 
     def keys(self, seed: int) -> Inputs:
         g = torch.Generator(DEVICE).manual_seed(seed)
@@ -127,15 +153,22 @@ class Pairing:
         scale = self.dim**-0.5
         return self.ranks[executor].forward(self.local, given.q, given.own_k, given.own_v, scale, executor)
 
-    def post_gradients(self, executor: Executor, epoch: int, given: Inputs) -> None:
-        """Gradients of those that read this rank's keys; the same for every executor."""
-        for reader in self.links[executor].lends:
+    def post_gradients(self, executor: Executor, epoch: int, given: Inputs, way: Executor | None = None) -> None:
+        """Gradients of those that read this rank's keys; the same for every executor, told of where kernels give them.
 
-            def fill(chunk: int, pair: Pair, reader: int = reader) -> None:
+        way: as in `backward`.
+        """
+        link, octets = self.links[executor], in_octets(way or executor)
+        for reader, chunks in link.lends.items():
+
+            def fill(chunk: int, pair: Pair, reader: int = reader, last: int = chunks[-1]) -> None:
                 for here, theirs in zip(pair, given.gradients[reader, chunk], strict=True):
-                    here.copy_(theirs)
+                    whole = pad(theirs, (0, 0, 0, here.shape[2] - theirs.shape[2]))
+                    here.copy_(to_octets(whole) if octets else whole)
+                if chunk == last:
+                    link.told(self.rank, reader).fill_(epoch)
 
-            self.links[executor].post_gradients(reader, epoch, fill, self.last[executor])
+            link.post_gradients(reader, epoch, fill, self.last[executor])
 
     def backward(
         self,
@@ -154,9 +187,15 @@ class Pairing:
         options: dict[str, Any] = {"dlse": dlse, "deterministic": deterministic, "gather": gather}
         return run(self.local, given.q, *keys, *result, dout, self.dim**-0.5, way or executor, **options)
 
-    def pushed(self, executor: Executor) -> list[Tensor]:
+    def pushed(self, executor: Executor, way: Executor | None = None) -> list[Tensor]:
         """On the GPU, where they are compared."""
-        return [t.to(DEVICE, copy=True) for s in self.plan.pulls for t in self.links[executor].pushed(s.chunk)]
+        return [t for s in self.plan.pulls for t in self.rows_of(way or executor, s, self.links[executor].pushed(s.chunk))]
+
+    def rows_of(self, executor: Executor, slot: Slot, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of a chunk as an executor leaves them, row by row, on the GPU in memory of their own."""
+        octets = in_octets(executor)
+        there = (t.to(DEVICE, copy=True) for t in gradients)
+        return [(from_octets(t) if octets else t)[:, :, : slot.rows] for t in there]
 
     def poison(self, executor: Executor) -> None:
         """NaN wherever keys are going to arrive, once what is enqueued has read what lies there and before the next copies."""
@@ -200,6 +239,11 @@ class Pairing:
             self.last[executor] = epoch
             results.append(Calls(grads[0], grads[1], grads[2], self.pushed(executor)))
         return next((d for other in results[1:] if (d := different_gradients(results[0], other, deterministic))), "")
+
+
+def in_octets(executor: Executor) -> bool:
+    """How an executor lays out gradients."""
+    return DEVICE == "cuda" and executor != "copy-then-attend"
 
 
 def first_difference(results: list[tuple[Tensor, Tensor]]) -> str:

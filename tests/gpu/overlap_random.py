@@ -67,7 +67,7 @@ def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], del
     """
     first = pairing.ranks[executor].epoch + 1
     failures: list[BaseException] = []
-    pushed: list[list[Tensor]] = []
+    pushed: list[dict[int, list[Tensor]]] = []
     link = pairing.links[executor]
 
     def note(there: dict[int, list[Tensor]], owner: int) -> None:
@@ -85,7 +85,7 @@ def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], del
                 there: dict[int, list[Tensor]] = {}
                 for owner in pairing.plan.sources:
                     link.take(owner, backward, partial(note, there, owner))
-                pushed.append([t for s in pairing.plan.pulls for t in there[s.chunk]])
+                pushed.append(there)
                 pairing.last[executor] = backward
         except BaseException as error:
             failures.append(error)
@@ -103,8 +103,8 @@ def calls_in_a_row(pairing: Pairing, executor: Executor, made: list[Inputs], del
     posting.join()
     if failures:
         raise failures[0]
-    return [
-        (forward, Calls(*grads, [t.to(grads[0].device) for t in there]))  # compared on the GPU, which is much faster
+    return [  # compared on the GPU, which is much faster
+        (forward, Calls(*grads, [t for s in pairing.plan.pulls for t in pairing.rows_of(executor, s, there[s.chunk])]))
         for (forward, grads), there in zip(results, pushed, strict=True)
     ]
 

@@ -91,12 +91,12 @@ def kept_keys() -> str:
         rank.finish()
         if gather:
             pairing.post("gated", rank.epoch + 1, given)
-        pairing.post_gradients("gated", rank.epoch + 1, given)
+        pairing.post_gradients("gated", rank.epoch + 1, given, executor)
         grads = pairing.backward("gated", given, forward, deterministic=True, gather=gather, way=executor)
         rank.finish()
         pairing.last["gated"] = rank.epoch
         pairing.links["gated"].release(rank.epoch)
-        results.append(Calls(grads[0], grads[1], grads[2], pairing.pushed("gated")))
+        results.append(Calls(grads[0], grads[1], grads[2], pairing.pushed("gated", executor)))
     return next((d for other in results[1:] if (d := different_gradients(results[0], other, True))), "")
 
 

@@ -46,7 +46,7 @@ class Call:
 
 
 def masks(host: bool = False) -> Iterator[tuple[BoundMask, AttentionPlan]]:
-    """Of the calls, the same on both ranks."""
+    """Of the calls, the same on both ranks. Some keep keys for their backward."""
     for number, name in enumerate(MASKS):
         n = (64, 61)[number % 2] if host else (1024, 1500, 2048)[number % 3]
         found = suite_mask(name, n, n, random.Random(number))
@@ -54,7 +54,8 @@ def masks(host: bool = False) -> Iterator[tuple[BoundMask, AttentionPlan]]:
         path, inputs = found
         spec = maskc.compile(path).bind(nq=n, nk=n, **inputs)
         order = ("balanced", "zigzag", "contiguous")[number % 3]
-        yield spec, maskc.plan(spec, world_size=2, chunk=8 if host else 128, order=order)  # type: ignore[arg-type]
+        kept = number % 4 == 3
+        yield spec, maskc.plan(spec, world_size=2, chunk=8 if host else 128, order=order, keep_keys=kept)  # type: ignore[arg-type]
 
 
 def sources() -> Iterator[CudaSource]:
@@ -66,7 +67,8 @@ def made(rank: int) -> list[Call]:
     calls = []
     for number, (spec, p) in enumerate(masks(place.device() == "cpu")):
         g = torch.Generator().manual_seed(number)
-        whole = [torch.randn(1, p.rows.length, h, HEAD_DIM, generator=g).bfloat16() for h in (4, 2, 2, 4)]
+        of_keys = (4, 2)[number % 2]  # kernels give the gradients of the former, those of the latter are pushed
+        whole = [torch.randn(1, p.rows.length, h, HEAD_DIM, generator=g).bfloat16() for h in (4, of_keys, of_keys, 4)]
         calls.append(Call(spec, p, [p.shard(t, rank).to(place.device()) for t in whole]))
     return calls
 

@@ -9,7 +9,7 @@ Found out: a wait for ever; a chunk, or gradients of one, read before they are t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, assert_never
@@ -30,11 +30,15 @@ from maskc.runtime.protocol import (
     Sum,
     Wait,
     Word,
-    told,
 )
 
-TORN = -1
+TORN, JUNK, NAN = -1, -2, -3
+"""In place of an epoch: half written; computed from keys that are not there; likewise, but it shows."""
 STREAMS: tuple[Stream, ...] = ("compute", "copy", "send")
+Work = list[tuple[str, int]]
+"""What a kernel does, one thing after another: what, and the piece that it is about, or the reader."""
+MISSED, WRONG = 1, 2
+"""Flaws of a piece in the present kernel of a rank: its wait ended without it; its keys were others."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,19 @@ class At(NamedTuple):
 
 
 class State(NamedTuple):
+    """Of what memory holds: epochs. `Explorer.places` says which place is whose."""
+
     at: tuple[tuple[At, ...], ...]
     words: tuple[int, ...]
-    own: tuple[int, ...]  # [rank]: the epoch of its own keys
-    sources: tuple[tuple[int, ...], ...]  # [rank][half]: the epoch whose keys lie there, to be pulled
-    buffers: tuple[tuple[int, ...], ...]  # [rank][piece]
-    made: tuple[tuple[int, ...], ...]  # [rank][piece]: the epoch whose gradients the rank's kernel has completed
-    staged: tuple[tuple[int, ...], ...]  # [rank][piece]: the epoch whose gradients lie in the staging of the chunk's owner
+    own: tuple[int, ...]  # [rank]: its own keys
+    sources: tuple[tuple[int, ...], ...]  # [rank][half]: keys to be pulled
+    buffers: tuple[int, ...]  # keys of pieces
+    made: tuple[int, ...]  # gradients of pieces in the memory of the rank that computed them
+    staged: tuple[int, ...]  # gradients in the staging of a pair of ranks
+    flaws: tuple[int, ...]  # [rank]: of the pieces of its present kernel, two bits each
+    failed: tuple[bool, ...]  # [rank]: its kernels wait no longer, its results are useless
+    stopped: tuple[bool, ...]  # [rank]: nor do its streams
     dead: bool
-    stopped: tuple[bool, ...]  # [rank]: the host has told everything to stop waiting
 
 
 class Move(NamedTuple):
@@ -90,33 +98,55 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Explorer:
-    """programs: what each rank enqueues. one_queue: a single hardware queue. mortal: a rank that may die at any time.
+class Places:
+    """Numbers of places in a state, by whose they are.
 
-    stop_frees_streams: stopping a rank also ends the waits of its streams, not only those of its kernel. stop_tells_all:
-    before, it ends the kernels of all ranks, whose results are useless then. parts: in which gradients are sent. reduced:
-    moves that touch no data are taken first and alone (see `Move`).
+    word: also ("told", owner, reader, piece). buffer: rank, which of its buffers, piece. made: rank, piece. staged: owner,
+    reader, which of the pieces of that owner: another piece under another plan.
+    """
+
+    word: dict[Hashable, int]
+    buffer: dict[tuple[int, int, int], int]
+    made: dict[tuple[int, int], int]
+    staged: dict[tuple[int, int, int], int]
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """programs: what each rank enqueues. one_queue: a single hardware queue. buffers: which key buffer each call uses.
+
+    mortal: a rank that may die at any time; a kernel may give up then, and hosts stop everything. impatient: one whose kernel
+    may give up at any time. stop_frees_streams: stopping a rank also ends the waits of its streams, not only those of its
+    kernel. stop_tells_all: before, it ends the kernels of all ranks, whose results are useless then. sees_all: a rank whose
+    sum finds that any rank has failed calls its own results useless. rework: what a kernel does instead. counts_all: it
+    gives pieces, too, that it gave up waiting for.
+    reduced: moves that touch no data are taken first and alone (see `Move`).
     """
 
     programs: Sequence[Program]
     one_queue: bool = False
     mortal: int | None = None
+    impatient: int | None = None
     stop_frees_streams: bool = True
     stop_tells_all: bool = True
-    parts: int = 1
+    sees_all: bool = True
+    counts_all: bool = False
+    rework: Callable[[Work], Work] | None = None
+    buffers: str = ""
     reduced: bool = True
 
     def explore(self, limit: int = 2_000_000) -> int:
         """The number of states. Raises Violation."""
         first = self._first()
         seen, stack = {first}, [first]
+        faultless = self.mortal is None and self.impatient is None
         while stack:
             state = stack.pop()
             moves = list(self._moves(state))
             if not moves and not self._finished(state):
                 raise Violation(f"waits for ever at {self._where(state)}")
             if self.reduced:
-                moves = next(([m] for m in moves if (m.only_order if self.mortal is None else m.private)), moves)
+                moves = next(([m] for m in moves if (m.only_order if faultless else m.private)), moves)
             for move in moves:
                 if move.state not in seen:
                     seen.add(move.state)
@@ -127,42 +157,77 @@ class Explorer:
     # ---- the system
 
     def _first(self) -> State:
-        ranks = len(self.programs)
-        used = [(r, n) for r, program in enumerate(self.programs) for _, op in program for n in _pieces(op)]
-        empty = tuple((0,) * max((n + 1 for rank, n in used if rank == r), default=0) for r in range(ranks))
+        ranks, places = len(self.programs), self.places
         return State(
             ((At(0, 0),) * len(STREAMS),) * ranks,
-            (0,) * len(self.index),
+            (0,) * len(places.word),
             (0,) * ranks,
             ((0,) * HALVES,) * ranks,
-            empty,
-            empty,
-            empty,
-            False,
+            (0,) * len(places.buffer),
+            (0,) * len(places.made),
+            (0,) * len(places.staged),
+            (0,) * ranks,
             (False,) * ranks,
+            (False,) * ranks,
+            False,
         )
 
     @cached_property
-    def index(self) -> dict[Word, int]:
-        """Place of each word in a state."""
-        operations = [(rank, op) for rank, program in enumerate(self.programs) for _, op in program]
-        named = {op.word for _, op in operations if isinstance(op, Wait | Put)}
-        kernels = [(rank, op) for rank, op in operations if isinstance(op, Attend)]
-        gated = {Word("flag", rank, slot) for rank, op in kernels for slot in op.pieces}
-        reported = {Word("finished", rank, slot) for rank, op in kernels for slot in op.finishes}
-        added = {Word("came", rank, reader) for rank, op in kernels for reader in op.adds}
-        return {word: i for i, word in enumerate(sorted(named | gated | reported | added))}
+    def places(self) -> Places:
+        words, buffers, made = set[Any](), set[Any](), set[Any]()
+        for rank, op in self._operations:
+            match op:
+                case Wait(word) | Put(word):
+                    words.add(word)
+                case Give(reader, piece, epoch):
+                    buffers.add((reader, self._buffer(epoch), piece))
+                case Pull(piece, _, _, epoch):
+                    buffers.add((rank, self._buffer(epoch), piece))
+                case Attend(pieces, epoch, finishes, tells):
+                    words |= {Word("flag", rank, piece) for piece in pieces}
+                    words |= {Word("finished", rank, piece) for piece in finishes if not tells}
+                    words |= {Word("sent", owner, rank) for owner in tells}
+                    words |= {("told", owner, rank, piece) for piece, owner in zip(finishes, tells, strict=False)}
+                    buffers |= {(rank, self._buffer(epoch), piece) for piece in (*pieces, *finishes)}
+                    made |= {(rank, piece) for piece in finishes if not tells}
+        staged = {(owner, rank, at) for (rank, _), cells in self.given.items() for owner, at in cells.values()}
+        return Places(*({place: i for i, place in enumerate(sorted(held, key=str))} for held in (words, buffers, made, staged)))
+
+    @cached_property
+    def _operations(self) -> list[tuple[int, Any]]:
+        return [(rank, op) for rank, program in enumerate(self.programs) for _, op in program]
+
+    @cached_property
+    def given(self) -> dict[tuple[int, int], dict[int, tuple[int, int]]]:
+        """Gradients of a rank and epoch, given or pushed, by piece: the owner, and which of the pieces of that one it is."""
+        out: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        for rank, op in self._operations:
+            match op:
+                case Attend(_, epoch, finishes, tells):
+                    leave = list(zip(finishes, tells, strict=False))
+                case Push(piece, owner, epoch):
+                    leave = [(piece, owner)]
+                case _:
+                    continue
+            cells = out.setdefault((rank, epoch), {})
+            for piece, owner in leave:
+                cells[piece] = owner, sum(o == owner for o, _ in cells.values())
+        return out
 
     @cached_property
     def gathered(self) -> dict[tuple[int, int], int]:
         """Of the kernels of each rank, by epoch: the epoch of the keys in its buffer."""
         found: dict[tuple[int, int], int] = {}
-        for rank, program in enumerate(self.programs):
-            last = 0
-            for op in (op for _, op in program if isinstance(op, Attend)):
-                last = op.epoch if op.pieces else last
-                found[rank, op.epoch] = last
+        last: dict[tuple[int, int], int] = {}
+        for rank, op in self._operations:
+            if isinstance(op, Attend):
+                buffer = rank, self._buffer(op.epoch)
+                last[buffer] = op.epoch if op.pieces else last.get(buffer, 0)
+                found[rank, op.epoch] = last[buffer]
         return found
+
+    def _buffer(self, epoch: int) -> int:
+        return int(self.buffers[epoch - 1]) if self.buffers else 0
 
     def _queue(self, rank: int, stream: int) -> list[tuple[int, Any]]:
         return [(i, op) for i, (name, op) in enumerate(self.programs[rank]) if name == STREAMS[stream]]
@@ -185,13 +250,15 @@ class Explorer:
         return "; ".join(out)
 
     def _moves(self, state: State) -> Iterator[Move]:
+        trouble = state.dead or any(state.failed)
         for rank in range(len(self.programs)):
             if state.dead and rank == self.mortal:
                 continue
             for stream in range(len(STREAMS)):
                 yield from self._stream_moves(state, rank, stream)
-            if state.dead and not state.stopped[rank]:
-                yield Move(state._replace(stopped=_with(state.stopped, rank, True)), False)
+            if trouble and not state.stopped[rank]:
+                told = (True,) * len(state.failed) if self.stop_tells_all else _with(state.failed, rank, True)
+                yield Move(state._replace(failed=told, stopped=_with(state.stopped, rank, True)), False)
         if self.mortal is not None and not state.dead:
             yield Move(state._replace(dead=True), False)
 
@@ -209,18 +276,18 @@ class Explorer:
         at, queue = state.at[rank][stream], self.queues[rank][stream]
         if at.done == len(queue) or (at.phase == 0 and not self._may_start(state, rank, stream)):
             return
-        stopped, useless = state.stopped[rank], self._useless(state, rank)
         op = queue[at.done][1]
         complete = _advanced(state, rank, stream, At(at.done + 1, 0))
         onward = _advanced(state, rank, stream, At(at.done, at.phase + 1))
+        # What streams do after a stop is of no use to anybody: everybody's results are useless before.
+        loose = any(state.stopped) if self.stop_tells_all else state.stopped[rank]
         match op:
             case Wait(word, epoch):
-                freed = stopped and self.stop_frees_streams and word.kind != "finished"
+                freed = state.stopped[rank] and self.stop_frees_streams and word.kind != "finished"
                 if self._word(state, word) >= epoch or freed:
                     yield Move(complete, True, True)
             case Put(word, epoch):
-                i = self.index[word]
-                yield Move(complete._replace(words=_with(state.words, i, max(epoch, state.words[i]))), True)
+                yield Move(self._said(complete, word, epoch), True)
             case Begin():
                 before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][0])
                 if state.at[rank][0].done >= before:
@@ -238,94 +305,135 @@ class Explorer:
                 yield Move(then._replace(sources=_with(state.sources, rank, _with(state.sources[rank], half, value))), False)
             case Settle():
                 yield Move(complete, True, True)
-            case Give(reader, slot, epoch):
-                if (found := state.own[rank]) != epoch and not useless:
+            case Give(reader, piece, epoch):
+                if (found := state.own[rank]) != epoch and not loose:
                     raise Violation(f"rank {rank} gives keys of epoch {found} instead of {epoch} (phase {at.phase})")
-                value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
-                yield Move(_filled(then, reader, slot, value), False)
-            case Pull(slot, source, half, epoch):
-                if (found := state.sources[source][half]) != epoch and not useless:
+                value, then = (TORN, onward) if at.phase == 0 else (found, complete)
+                yield Move(self._filled(then, reader, piece, epoch, value), False)
+            case Pull(piece, source, half, epoch):
+                if (found := state.sources[source][half]) != epoch and not loose:
                     what = f"epoch {found} of rank {source} instead of {epoch} (phase {at.phase})"
                     raise Violation(f"rank {rank} copies {what}")
-                value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
-                yield Move(_filled(then, rank, slot, value), False)
+                value, then = (TORN, onward) if at.phase == 0 else (found, complete)
+                yield Move(self._filled(then, rank, piece, epoch, value), False)
             case Attend():
                 yield from self._kernel_moves(state, rank, op, at.phase, onward, complete)
-            case Push(slot, _, epoch):
-                if (found := state.made[rank][slot]) != epoch and not useless:
+            case Push(piece, _, epoch):
+                found = state.made[self.places.made[rank, piece]]
+                if found not in (epoch, JUNK, NAN) and not loose:
                     raise Violation(f"rank {rank} pushes gradients of epoch {found} instead of {epoch}")
-                value, then = (TORN, onward) if at.phase == 0 else (epoch, complete)
-                yield Move(then._replace(staged=_with(state.staged, rank, _with(state.staged[rank], slot, value))), False)
+                value, then = (TORN, onward) if at.phase == 0 else (found, complete)
+                yield Move(self._stored(then, rank, piece, epoch, value), False)
             case Sum(readers, epoch):
-                for reader in () if useless else readers:
-                    self._added_up(state, rank, reader, epoch)
+                for reader in readers:
+                    self._added_up(state, rank, reader, epoch, self.given.get((reader, epoch), {}))
                 yield Move(onward if at.phase == 0 else complete, False)
             case _:
                 assert_never(op)
 
+    # ---- kernels
+
+    def _work(self, kernel: Attend) -> Work:
+        """Start; per piece wait, read, and give or report what comes of it; then what is left to report, and to add."""
+        waits, owners = not isinstance(kernel, AttendAfter), dict(zip(kernel.finishes, kernel.tells, strict=False))
+        last = {owner: piece for piece, owner in owners.items()}
+        work = [("start", -1)]
+        for piece in dict.fromkeys((*kernel.pieces, *kernel.finishes)):
+            work += [("gate", piece)] if waits and piece in kernel.pieces else []
+            work.append(("read", piece))
+            if piece in owners:
+                work += [("store", piece), ("stored", piece), ("tell", piece)]
+                work += [("send", piece)] if last[owners[piece]] == piece else []
+            elif piece in kernel.finishes:
+                work.append(("report", piece))
+        work += [("add", reader) for reader in kernel.adds]
+        return self.rework(work) if self.rework else work
+
+    @cached_property
+    def _works(self) -> dict[tuple[int, int], Work]:
+        return {(rank, op.epoch): self._work(op) for rank, op in self._operations if isinstance(op, Attend)}
+
     def _kernel_moves(
         self, state: State, rank: int, kernel: Attend, phase: int, onward: State, complete: State
     ) -> Iterator[Move]:
-        """Start, then per piece gate, read, and report where the kernel reports it; then what is left to report, and to add."""
-        waits, keys = not isinstance(kernel, AttendAfter), self.gathered[rank, kernel.epoch]
-        work = [("start", -1)]
-        for slot in kernel.pieces:
-            work += [("gate", slot)] if waits else []
-            work += [("read", slot), *([("report", slot)] if slot in kernel.finishes else [])]
-        for slot in kernel.finishes:
-            work += [("read", slot), ("report", slot)] if slot not in kernel.pieces else []
-        work += [("add", reader) for reader in kernel.adds]
+        epoch, keys, work = kernel.epoch, self.gathered[rank, kernel.epoch], self._works[rank, kernel.epoch]
         then = complete if phase == len(work) - 1 else onward
-        what, slot = work[phase]
-        useless = self._useless(state, rank)
+        what, piece = work[phase]
+        flaws = state.flaws[rank] >> 2 * piece & 3 if piece >= 0 else 0
+        gives = self.counts_all or not flaws & MISSED
+        value = epoch if not flaws else JUNK if kernel.pieces else NAN  # kept keys are of a call whose results were NaN
+        owner = dict(zip(kernel.finishes, kernel.tells, strict=False)).get(piece, -1)
         match what:
-            case "start":
-                yield Move(then, False)
+            case "start":  # one that begins after a failure gives nothing
+                missed = sum(MISSED << 2 * p for p in kernel.finishes) if state.failed[rank] and kernel.tells else 0
+                yield Move(then._replace(flaws=_with(state.flaws, rank, missed)), True)
             case "gate":
-                if self._word(state, Word("flag", rank, slot)) >= kernel.epoch or useless:
+                without = _flawed(then, rank, piece, MISSED)
+                if self._word(state, Word("flag", rank, piece)) >= epoch:
                     yield Move(then, True, True)
+                elif state.failed[rank]:
+                    yield Move(without, False)
+                elif state.dead or rank == self.impatient:
+                    yield Move(without._replace(failed=_with(state.failed, rank, True)), False)
             case "read":
-                if (found := state.buffers[rank][slot]) != keys and not useless:
-                    raise Violation(f"the kernel of rank {rank} reads epoch {found} in slot {slot} instead of {keys}")
-                yield Move(then, False)
+                found = state.buffers[self.places.buffer[rank, self._buffer(epoch), piece]]
+                if found != keys and not state.failed[rank]:
+                    raise Violation(f"the kernel of rank {rank} reads epoch {found} in slot {piece} instead of {keys}")
+                yield Move(then if found == keys else _flawed(then, rank, piece, WRONG), False)
             case "report":
-                words = _with(state.words, self.index[Word("finished", rank, slot)], kernel.epoch)
-                made = _with(state.made, rank, _with(state.made[rank], slot, kernel.epoch))
-                yield Move(then._replace(words=words, made=made), False)
+                said = self._said(then, Word("finished", rank, piece), epoch)
+                yield Move(said._replace(made=_with(state.made, self.places.made[rank, piece], value)), False)
+            case "store" | "stored":
+                made = self._stored(then, rank, piece, epoch, TORN if what == "store" else value)
+                yield Move(made if gives else then, False)
+            case "tell":
+                yield Move(self._said(then, ("told", owner, rank, piece), epoch) if gives else then, True)
+            case "send":
+                of_owner = [p for p, (o, _) in self.given[rank, epoch].items() if o == owner]
+                gives = self.counts_all or not any(state.flaws[rank] >> 2 * p & MISSED for p in of_owner)
+                yield Move(self._said(then, Word("sent", owner, rank), epoch) if gives else then, True)
             case "add":
-                if self._word(state, Word("came", rank, slot)) >= told(kernel.epoch, self.parts, self.parts) and not useless:
-                    self._added_up(state, rank, slot, kernel.epoch)
+                cells = self.given.get((piece, epoch), {})
+                told = {p: c for p, c in cells.items() if self._told(state, rank, piece, p) >= epoch}
+                self._added_up(state, rank, piece, epoch, told)
                 yield Move(then, False)
 
-    def _added_up(self, state: State, rank: int, reader: int, epoch: int) -> None:
-        pushed = (op for _, op in self.programs[reader] if isinstance(op, Push))
-        for slot in {op.piece for op in pushed if (op.owner, op.epoch) == (rank, epoch)}:
-            if (found := state.staged[reader][slot]) != epoch:
+    def _added_up(self, state: State, rank: int, reader: int, epoch: int, cells: dict[int, tuple[int, int]]) -> None:
+        """What lies there must be of this epoch; or it shows that it is useless, or the rank knows."""
+        useless = any(state.failed) if self.sees_all else state.failed[rank]
+        for owner, at in cells.values():
+            found = state.staged[self.places.staged[owner, reader, at]]
+            if owner == rank and found not in (epoch, NAN) and not useless:
                 raise Violation(f"rank {rank} adds up epoch {found} of rank {reader} instead of {epoch}")
 
-    def _useless(self, state: State, rank: int) -> bool:
-        return any(state.stopped) if self.stop_tells_all else state.stopped[rank]
+    # ---- memory
 
-    def _word(self, state: State, word: Word) -> int:
-        return state.words[self.index[word]]
+    def _word(self, state: State, word: Hashable) -> int:
+        return state.words[self.places.word[word]]
+
+    def _told(self, state: State, owner: int, reader: int, piece: int) -> int:
+        at = self.places.word.get(("told", owner, reader, piece))
+        return 0 if at is None else state.words[at]
+
+    def _said(self, state: State, word: Hashable, epoch: int) -> State:
+        at = self.places.word[word]
+        return state._replace(words=_with(state.words, at, max(epoch, state.words[at])))
+
+    def _filled(self, state: State, rank: int, piece: int, epoch: int, value: int) -> State:
+        at = self.places.buffer[rank, self._buffer(epoch), piece]
+        return state._replace(buffers=_with(state.buffers, at, value))
+
+    def _stored(self, state: State, rank: int, piece: int, epoch: int, value: int) -> State:
+        owner, at = self.given[rank, epoch][piece]
+        return state._replace(staged=_with(state.staged, self.places.staged[owner, rank, at], value))
 
 
 def _advanced(state: State, rank: int, stream: int, at: At) -> State:
     return state._replace(at=_with(state.at, rank, _with(state.at[rank], stream, at)))
 
 
-def _filled(state: State, rank: int, slot: int, value: int) -> State:
-    return state._replace(buffers=_with(state.buffers, rank, _with(state.buffers[rank], slot, value)))
-
-
-def _pieces(op: object) -> tuple[int, ...]:
-    """Of the buffer of its rank."""
-    match op:
-        case Attend(pieces, _, finishes):
-            return (*pieces, *finishes)
-        case Pull(piece) | Push(piece):
-            return (piece,)
-    return ()
+def _flawed(state: State, rank: int, piece: int, flaw: int) -> State:
+    return state._replace(flaws=_with(state.flaws, rank, state.flaws[rank] | flaw << 2 * piece))
 
 
 def _with(items: Any, index: int, value: Any) -> Any:

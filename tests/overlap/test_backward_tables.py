@@ -276,7 +276,7 @@ def test_the_sum_as_a_table_gives_the_sum(batch: int) -> None:
         torch.testing.assert_close(got, wanted)
     table = SumTable.of(addends, CPU)
     assert table.count == len(addends) == 2 * 2 * batch * len(p.keys.chunks_of(1))
-    assert table.pieces.numel() == 40 * len(addends)
+    assert table.pieces.numel() == 48 * len(addends)
     assert table.parts.numel() == 8 * sum(len(a.parts) for a in addends)
 
 

@@ -17,7 +17,6 @@ _AROUND = """
 constexpr int LOADS = 3;
 inline void __syncthreads() {{}}
 inline u32 count_up(u32* p) {{ return ++*p; }}
-inline void store_release_system(u32* p, u32 v) {{ *p = v; }}
 {text}
 extern "C" void run(FillParams p, int cta, int ctas) {{
   blockIdx.x = cta, gridDim.x = ctas;

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,15 +21,15 @@ from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import MaskForm
 from maskc.diagnostics import MaskcError
 from maskc.runtime import hopper
-from maskc.runtime.copies import Copy, copies_of
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
+from maskc.runtime.overlap_grads import Gradients
 from maskc.runtime.overlap_kernels import Lasting, by_blocks
 from maskc.runtime.overlap_plan import Cut, overlap_plan
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.protocol import Epochs, Turn, Word, last_value
+from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import (
     HostQueues,
     KeyShape,
@@ -168,7 +167,7 @@ def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: in
             for chunk, rows in made.rows(rank).items():
                 for reader, chunks in made.plans[rank].lends:
                     if chunk in chunks:
-                        got[:, rows] += pushed[reader, chunk][i].transpose(1, 2)
+                        got[:, rows] += pushed[reader, chunk][i].transpose(1, 2)[:, : rows.stop - rows.start]
             torch.testing.assert_close(got, made.p.shard(want[name], rank, of="keys"), rtol=0, atol=1e-9)
 
 
@@ -251,7 +250,7 @@ def test_stopping_ends_the_waits_of_streams() -> None:
     running.epoch = 7
     running.stop()
     assert running.words.failed.item() == STOPPED - (1 << 32)
-    HostQueues().wait("copy", made.links[0].address(Word("ready", 0, 1)), last_value("ready", 7))
+    HostQueues().wait("copy", made.links[0].address(Word("ready", 0, 1)), 7)
 
 
 def test_a_source_half_is_not_overwritten_before_it_was_copied() -> None:
@@ -303,7 +302,7 @@ def test_own_keys_in_place_begin_with_a_block(block: int, start: int, rows: slic
 class Shared:
     """Every rank's key buffers and words in one process: the transport of rank `rank`."""
 
-    joins = one_engine = near = False
+    joins = one_engine = False
     pulls = None
 
     def __init__(
@@ -315,6 +314,8 @@ class Shared:
     @property
     def gives(self) -> Shared:
         return self
+
+    takes = gives
 
     def begin(self, owners: Any = ()) -> Turn:
         return self.epochs.begin(owners)
@@ -346,6 +347,12 @@ class Shared:
     def staged(self, reader: int, chunk: int) -> Pair:
         return self.staging[reader, chunk]
 
+    def place(self, owner: int, chunk: int) -> Pair:
+        return self.staging[self.rank, chunk]
+
+    def told(self, owner: int, reader: int) -> Tensor:
+        raise AssertionError("only kernels of GPUs look there")
+
     def release(self, epoch: int) -> None:
         raise AssertionError("nobody is late")
 
@@ -361,9 +368,29 @@ class Patient(HostQueues):
         raise AssertionError("waited for ever")
 
 
+class Giver(Overlapped):
+    """Gives gradients as a kernel of a GPU does: writes them to their owners, and tells those."""
+
+    def gives_gradients(self, *_: Any) -> bool:
+        return True
+
+    def attend_backward(self, *args: Any, give: bool = False, **named: Any) -> Gradients:
+        made, takes = super().attend_backward(*args, **named), self.transport.takes
+        if give:
+            assert takes is not None
+            for slot in self.plan.pulls:
+                for there, mine in zip(takes.place(slot.source, slot.chunk), made.pair, strict=True):
+                    there.copy_(mine[0][:, :, self.result_rows(slot)])
+            for owner in self.plan.sources:
+                write_word(self.transport.address(Word("sent", owner, self.plan.rank)), self.epoch)
+        return made
+
+
+@pytest.mark.parametrize("giving", [(), (0, 1, 2), (0, 2)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_ranks_that_copy_from_each_other_call_after_call(causal: bool) -> None:
-    """Three ranks as threads, ten calls with new keys each, random pauses; key buffers are written again by every call."""
+def test_ranks_that_copy_from_each_other_call_after_call(causal: bool, giving: Sequence[int]) -> None:
+    """Three ranks as threads, ten calls with new keys each, random pauses; key buffers are written again by every call, and
+    staging, by ranks that give gradients and by others."""
     case = Case(3, 60, 2, "none", causal=causal, chunk=4, order="contiguous", heads=(2, 1, 1))
     v = vectors(case)
     p = case.plan(v)
@@ -379,7 +406,8 @@ def test_ranks_that_copy_from_each_other_call_after_call(causal: bool) -> None:
         pause = random.Random(rank)
         link = Shared(rank, words, flags, buffers, p.keys, staging)
         readers, lasting = {r: plans[r] for r in readers_of(plans, rank)}, replace(Lasting.of(CPU), flags=flags[rank])
-        running = Overlapped(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers, lasting=lasting)
+        kind = Giver if rank in giving else Overlapped
+        running = kind(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers, lasting=lasting)
         local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, plans[rank].columns)
         for i, ((q, k, val, dout, dlse), truth) in enumerate(zip(calls, want, strict=True)):
             time.sleep(pause.random() * 0.004)
@@ -446,61 +474,3 @@ def test_gate_tables_pack_slots_and_items() -> None:
     blocks = tables.blocks.numpy().view(np.uint32)
     assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(spec.block_kv).tolist()]
     assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks"
-
-
-def moved(one: Copy) -> None:
-    """What a copy engine would do, in host memory."""
-    for i in range(one.pieces):
-        ctypes.memmove(one.into + i * one.pitches[0], one.source + i * one.pitches[1], one.width)
-
-
-@pytest.mark.parametrize(("heads", "dim_v", "operations"), [(1, 8, 1), (2, 8, 2), (1, 4, 2)])
-def test_keys_and_values_of_a_piece_are_one_copy_where_they_can_be(heads: int, dim_v: int, operations: int) -> None:
-    shape = KeyShape(1, 4, 8, dim_v, torch.bfloat16)
-    into, source = shape.empty(12, "cpu"), shape.empty(20, "cpu")
-    for t in source:
-        t.normal_()
-    pieces, theirs = (tuple(t[1 : 1 + heads, at : at + 5] for t in pair) for pair, at in ((into, 3), (source, 9)))
-    copies = Copy.both(*map(Copy.of, pieces, theirs))
-    assert len(copies) == operations
-    for one in copies:
-        moved(one)
-    for mine, their, whole in zip(pieces, theirs, into, strict=True):
-        assert torch.equal(mine, their)
-        assert whole.count_nonzero() == their.count_nonzero(), "and nothing else is written"
-
-
-@pytest.mark.parametrize(
-    ("shape", "order", "heads", "operations"),
-    [
-        ((1, 9, 4, 8), (0, 1, 2, 3), slice(0, 2), 1),  # as a projection leaves them: lines of two heads
-        ((1, 9, 4, 8), (0, 1, 2, 3), slice(0, 4), 1),  # all heads: one piece
-        ((3, 9, 4, 8), (0, 1, 2, 3), slice(0, 4), 1),  # an item of the batch each
-        ((3, 9, 4, 8), (0, 1, 2, 3), slice(1, 3), 3),
-        ((1, 4, 9, 8), (0, 2, 1, 3), slice(1, 3), 2),  # head-major: an operation for each head
-        ((2, 1, 1, 8), (0, 1, 2, 3), slice(0, 1), 1),
-    ],
-)
-def test_copies_between_strides_take_few_operations(
-    shape: tuple[int, ...], order: tuple[int, ...], heads: slice, operations: int
-) -> None:
-    source = torch.randn(shape).permute(order)
-    batch, rows, every, dim = source.shape
-    whole = torch.zeros(batch, rows + 5, every, dim)
-    part = slice(0, max(1, rows - 3))
-    into, given = whole[:, 2 : 2 + part.stop, heads], source[:, part, heads]
-    made = copies_of(into, given)
-    assert len(made) == operations
-    for one in made:
-        moved(one)
-    assert torch.equal(into, given)
-    assert whole.count_nonzero() == given.count_nonzero(), "and nothing else is written"
-
-
-def test_one_item_that_stands_for_a_batch_is_copied_item_by_item() -> None:
-    source, into = torch.randn(1, 5, 2, 8).expand(3, -1, -1, -1), torch.zeros(3, 5, 2, 8)
-    made = copies_of(into, source)
-    assert len(made) == 3
-    for one in made:
-        moved(one)
-    assert torch.equal(into, source)

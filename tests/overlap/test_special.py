@@ -13,12 +13,14 @@ from tests.gpu import overlap_pairing, overlap_random, special_overlap
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loopback(*args: Any, **named: Any) -> Loopback:
-        return Loopback(*args, pinned=False, **named)
+    pinned = overlap_pairing.Near
+
+    def near(*args: Any, **named: Any) -> Loopback:
+        return pinned(*args, pinned=False, **named)
 
     monkeypatch.setattr(overlap_pairing, "DEVICE", "cpu")
     monkeypatch.setattr(overlap_pairing, "CudaQueues", lambda device: HostQueues(5.0))
-    monkeypatch.setattr(overlap_pairing, "Loopback", loopback)
+    monkeypatch.setattr(overlap_pairing, "Near", near)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
 

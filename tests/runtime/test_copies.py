@@ -13,6 +13,7 @@ from torch import Tensor
 
 from maskc.runtime import driver_api
 from maskc.runtime.copies import Copy, copies_of
+from maskc.runtime.transport import KeyShape
 
 
 def run(one: Copy, ahead: int = 0) -> None:
@@ -82,3 +83,55 @@ def test_one_piece_is_a_plain_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     Copy(1, 20, 64, 1, (64, 64)).enqueue(9, 300)
     Copy(1, 20, 64, 2, (70, 80)).enqueue(9, 300)
     assert asked == [("copy", 1, 320, 64, 9), ("pieces", 1, 320, 64, 2, (70, 80), 9)]
+
+
+@pytest.mark.parametrize(("heads", "dim_v", "operations"), [(1, 8, 1), (2, 8, 2), (1, 4, 2)])
+def test_keys_and_values_of_a_piece_are_one_copy_where_they_can_be(heads: int, dim_v: int, operations: int) -> None:
+    shape = KeyShape(1, 4, 8, dim_v, torch.bfloat16)
+    into, source = shape.empty(12, "cpu"), shape.empty(20, "cpu")
+    for t in source:
+        t.normal_()
+    pieces, theirs = (tuple(t[1 : 1 + heads, at : at + 5] for t in pair) for pair, at in ((into, 3), (source, 9)))
+    copies = Copy.both(*map(Copy.of, pieces, theirs))
+    assert len(copies) == operations
+    for one in copies:
+        run(one)
+    for mine, their, whole in zip(pieces, theirs, into, strict=True):
+        assert torch.equal(mine, their)
+        assert whole.count_nonzero() == their.count_nonzero(), "and nothing else is written"
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "heads", "operations"),
+    [
+        ((1, 9, 4, 8), (0, 1, 2, 3), slice(0, 2), 1),  # as a projection leaves them: lines of two heads
+        ((1, 9, 4, 8), (0, 1, 2, 3), slice(0, 4), 1),  # all heads: one piece
+        ((3, 9, 4, 8), (0, 1, 2, 3), slice(0, 4), 1),  # an item of the batch each
+        ((3, 9, 4, 8), (0, 1, 2, 3), slice(1, 3), 3),
+        ((1, 4, 9, 8), (0, 2, 1, 3), slice(1, 3), 2),  # head-major: an operation for each head
+        ((2, 1, 1, 8), (0, 1, 2, 3), slice(0, 1), 1),
+    ],
+)
+def test_copies_between_strides_take_few_operations(
+    shape: tuple[int, ...], order: tuple[int, ...], heads: slice, operations: int
+) -> None:
+    source = torch.randn(shape).permute(order)
+    batch, rows, every, dim = source.shape
+    whole = torch.zeros(batch, rows + 5, every, dim)
+    part = slice(0, max(1, rows - 3))
+    into, theirs = whole[:, 2 : 2 + part.stop, heads], source[:, part, heads]
+    made = copies_of(into, theirs)
+    assert len(made) == operations
+    for one in made:
+        run(one)
+    assert torch.equal(into, theirs)
+    assert whole.count_nonzero() == theirs.count_nonzero(), "and nothing else is written"
+
+
+def test_one_item_that_stands_for_a_batch_is_copied_item_by_item() -> None:
+    source, into = torch.randn(1, 5, 2, 8).expand(3, -1, -1, -1), torch.zeros(3, 5, 2, 8)
+    made = copies_of(into, source)
+    assert len(made) == 3
+    for one in made:
+        run(one)
+    assert torch.equal(into, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,13 @@ from maskc.diagnostics import MaskcError
 from maskc.runtime.comm import Peer
 from maskc.runtime.copies import Copy
 from maskc.runtime.layout import Layout
-from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, PIECES, Link, Room, SharedFile, words_size
+from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, Link, Room, SharedFile, words_size
 from maskc.runtime.overlap import STOPPED
+from maskc.runtime.overlap_grads import Owners, Told, places, reports
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, visit_order
 from maskc.runtime.protocol import Word
 from maskc.runtime.symmetric import Symmetric, room_of
-from maskc.runtime.transport import HostQueues, KeyShape, write_word
+from maskc.runtime.transport import OCTET, HostQueues, KeyShape, padded, write_word
 
 Extent = tuple[int, int]
 
@@ -44,7 +46,8 @@ def transports(keys: Layout, made: list[OverlapPlan], shape: KeyShape) -> list[S
     """All ranks over the same memory."""
     room = room_of(keys, max(p.rows for p in made), shape)
     memory = tuple(torch.zeros(room.total(keys.world), dtype=torch.uint8) for _ in range(keys.world))
-    link: Any = SimpleNamespace(room=room, memory=memory, flags=lambda r: memory[r][: 4 * PIECES].view(torch.int32))
+    link: Any = SimpleNamespace(room=room, memory=memory)
+    link.flags, link.told = partial(Link.flags, link), partial(Link.told, link)
     return [Symmetric(link, p, keys, shape) for p in made]
 
 
@@ -55,11 +58,12 @@ def extent(x: torch.Tensor) -> Extent:
 def extents(keys: Layout, made: list[OverlapPlan], ranks: list[Symmetric]) -> Iterator[Extent]:
     for p, mine in zip(made, ranks, strict=True):
         yield extent(mine.link.flags(p.rank))
-        for place in range(BUFFERS):
-            mine.place = place
+        for which in range(BUFFERS):
+            mine.which = which
             k, v = mine.buffer(p.rank, p.rows)
             yield from (extent(t.permute(2, 1, 0, 3)) for t in (k, v) if t.numel())
         for reader, chunks in p.lends:
+            yield extent(mine.told(p.rank, reader))
             for chunk in chunks:
                 yield from (extent(rows) for t in mine.staged(reader, chunk) for rows in t.flatten(0, 1))
 
@@ -113,6 +117,31 @@ def test_a_reader_finds_what_the_owner_wrote_and_the_other_way_round(
                 assert [set(t.flatten().tolist()) for t in got] == [{chunk + 100 * reader}, {chunk + 100 * reader + 1}]
 
 
+@given(plans())
+def test_a_kernel_stores_where_the_owner_looks(given_plans: tuple[Layout, list[OverlapPlan], KeyShape]) -> None:
+    """Gradients, whole octets of each chunk, and the words that tell of them."""
+    keys, made, shape = given_plans
+    ranks = transports(keys, made, shape)
+    for p, mine in zip(made, ranks, strict=True):
+        for slot in p.pulls:
+            owner = ranks[slot.source]
+            for there, seen in zip(mine.place(slot.source, slot.chunk), owner.staged(p.rank, slot.chunk), strict=True):
+                assert (there.data_ptr(), there.shape, there.stride()) == (seen.data_ptr(), seen.shape, seen.stride())
+                assert there.shape[2] == padded(slot.rows)
+                assert (there.data_ptr() - mine.link.memory[slot.source].data_ptr()) % (OCTET * 4) == 0
+                assert there.stride(1) % (OCTET * there.shape[3]) == 0
+            assert mine.told(slot.source, p.rank).data_ptr() == owner.told(slot.source, p.rank).data_ptr()
+
+
+@given(plans())
+def test_words_lie_apart_from_what_proves_that_memory_is_shared(given_plans: tuple[Layout, list[OverlapPlan], KeyShape]) -> None:
+    """The last bytes of it: a word that is not zero at first would tell of gradients that are not there."""
+    keys, made, shape = given_plans
+    mine = transports(keys, made, shape)[0]
+    _, end = extent(mine.link.memory[0])
+    assert all(extent(words)[1] <= end - 8 for words in (mine.flags(0), *(mine.told(0, r) for r in range(keys.world))))
+
+
 def run(one: Copy, ahead: int = 0) -> None:
     """What a copy engine would do, in host memory."""
     for i in range(one.pieces):
@@ -132,8 +161,9 @@ def test_copy_engines_are_given_what_the_host_copies(
             for memory in (by_host.link.memory, by_engine.link.memory):
                 for r, t in enumerate(memory):
                     t.copy_(torch.arange(t.numel()).mul(7 + r).fmod(251))
-            part = slice(2, 2 + slot.rows)
-            whole = [torch.rand_like(t) for t in shape.gradients(slot.rows + 5, "cpu")]
+            taken = sum(padded(keys.size_of(c)) for c in slot.chunks)
+            part = slice(2, 2 + taken)
+            whole = [torch.rand_like(t) for t in shape.gradients(taken + 5, "cpu")]
             other = [torch.rand_like(t) for t in whole]
             by_host.push_rows(slot.source, slot.chunk, heads, part, (whole[0], whole[1]))
             for which, one in by_engine._copies(slot.source, slot.chunk, heads, part, (other[0], other[1])):
@@ -194,3 +224,31 @@ def test_a_rank_that_gives_up_says_that_results_of_all_are_useless(tmp_path: Pat
     assert [link.broken for link in made] == [(1,)] * 3
     with pytest.raises(MaskcError, match="rank 1 gave up"):
         made[2].complain()
+
+
+@given(plans(), st.booleans(), st.integers(0, 3))
+def test_kernels_of_owner_and_reader_name_the_same_places(
+    given_plans: tuple[Layout, list[OverlapPlan], KeyShape], every_head: bool, first: int
+) -> None:
+    """Where a reader's kernel stores gradients of a chunk the owner adds them up, and looks at the word that it writes."""
+    keys, made, shape = given_plans
+    ranks, groups = transports(keys, made, shape), shape.heads if every_head else 1
+    cuts = [Cut(joined(p, keys, 3), groups, shape.heads, first=first) for p in made]
+    sent = torch.zeros(keys.world, dtype=torch.int32)
+    for p, mine, cut_ in zip(made, ranks, cuts, strict=True):
+        owners = Owners(mine, lambda word: 4 * (word.holder * keys.world + word.by), sent)
+        told = reports(cut_, torch.zeros(100, dtype=torch.int32), owners)[first:]
+        for slot, place in zip(reversed(p.slots), places(p, shape, owners), strict=True):
+            assert (place.first, place.rows, place.away) == (slot.start, slot.rows, slot.source != p.rank)
+            if place.away:
+                dk, dv = ranks[slot.source].staged(p.rank, slot.chunk)
+                assert (place.dk, place.dv, place.head) == (dk.data_ptr(), dv.data_ptr(), dk.stride(1))
+        counters: dict[int, int] = {}
+        for i, slot in enumerate(cut_.plan.slots[cut_.plan.own :], cut_.plan.own):
+            report, owner = told[i], slot.source
+            for chunk in slot.chunks:
+                seen = Told.of(cut_, chunk, ranks[owner].told(owner, p.rank))
+                assert (seen.word, seen.slots, seen.group_heads) == (report.word, len(cut_.plan.slots), cut_.group_heads)
+            assert report.sent == 4 * (owner * keys.world + p.rank)
+            assert report.pieces == sum(cut_.plan.slot_of(piece).source == owner for piece in cut_.pieces)
+            assert counters.setdefault(report.counted, owner) == owner

@@ -1,0 +1,175 @@
+"""The ways of gradients under every interleaving: given by kernels or pushed, under any plans, where somebody gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import pytest
+
+from maskc.runtime.overlap_plan import OverlapPlan
+from maskc.runtime.protocol import Push, Put, Sum, Wait
+from tests.overlap.explorer import Explorer, Violation, Work
+from tests.overlap.programs import (
+    BETWEEN_THREE,
+    BETWEEN_TWO,
+    CASES,
+    PULLED,
+    Mutation,
+    is_put,
+    plans,
+    program,
+    programs,
+    pulled,
+    swapped,
+    without,
+)
+
+QUEUES = pytest.mark.parametrize("one_queue", [False, True], ids=["many queues", "one queue"])
+
+
+@QUEUES
+@pytest.mark.parametrize("calls", [("ggg", "bbb"), ("gbg", "ggb"), ("fhfh", "fkfk"), ("fhg", "fkb")])
+@pytest.mark.parametrize("case", BETWEEN_TWO)
+def test_one_rank_gives_gradients_that_another_pushes(case: str, calls: Sequence[str], one_queue: bool) -> None:
+    assert Explorer(programs(case, calls), one_queue).explore() > 10
+
+
+@pytest.mark.parametrize("calls", [("gg", "bb", "gg"), ("bb", "gg", "gg")])
+@pytest.mark.parametrize("case", BETWEEN_THREE)
+def test_one_of_three_ranks_pushes_its_gradients(case: str, calls: Sequence[str]) -> None:
+    assert Explorer(programs(case, calls), True).explore() > 10
+
+
+@QUEUES
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("calls", ["ggg", "gbg"])
+@pytest.mark.parametrize("case", PULLED)
+def test_gradients_of_pulled_keys_are_given(case: str, calls: str, groups: int, one_queue: bool) -> None:
+    assert Explorer(pulled(case, calls, groups), one_queue).explore() > 10
+
+
+@pytest.mark.parametrize("case", PULLED)
+def test_nothing_but_a_word_says_that_gradients_of_pulled_keys_were_added_up(case: str) -> None:
+    with pytest.raises(Violation, match="adds up"):
+        Explorer([without("free", Wait)(p) for p in pulled(case, "ggg")]).explore()
+
+
+EVERYTHING, LESS, ONE_WAY, BACK = (
+    plans([0, 1, 0, 1], [{0, 1, 2, 3}, {0, 1, 2, 3}]),
+    plans([0, 1, 0, 1], [{0, 2, 3}, {0, 1}]),
+    plans([0, 1, 0, 1], [{0, 2}, {0, 1, 2, 3}]),
+    plans([0, 1, 0, 1], [{0, 1, 2}, {1, 3}]),
+)
+SWITCHES: dict[str, tuple[list[list[OverlapPlan]], str, str]] = {
+    "more, less, more": ([EVERYTHING, LESS, EVERYTHING], "ggg", "010"),
+    "less, more, less": ([LESS, EVERYTHING, LESS], "ggg", "010"),
+    "one way, then the other": ([ONE_WAY, BACK, ONE_WAY], "ggg", "010"),
+    "one way, both, back": ([ONE_WAY, EVERYTHING, BACK], "ggg", "012"),
+    "pushed between": ([EVERYTHING, LESS, EVERYTHING], "gbg", "010"),
+    "kept beside": ([EVERYTHING, LESS, EVERYTHING], "fgh", "010"),
+    "kept twice beside": ([EVERYTHING, LESS, LESS, EVERYTHING], "fghh", "0110"),
+    "kept behind one that pushes": ([EVERYTHING, ONE_WAY, EVERYTHING], "fbh", "010"),
+    "all three, a ring, all three": ([CASES[BETWEEN_THREE[i]] for i in (0, 1, 0)], "ggg", "010"),
+    "three, a ring, causal": ([CASES[BETWEEN_THREE[i]] for i in (0, 1, 2)], "ggg", "012"),
+}
+"""Plans that come after each other, what is called, and which key buffer each has: staging is that of the pair of ranks."""
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_whoever_is_given_keys_may_write_gradients_under_any_plan(name: str) -> None:
+    """Given keys say that the last gradients were added up; over kept ones "free" does."""
+    by_call, calls, buffers = SWITCHES[name]
+    ranks = range(len(by_call[0]))
+    for one_queue in (True, False) if len(ranks) == 2 else (True,):
+        switching = [program(by_call, rank, calls, (1, 1, 1)) for rank in ranks]
+        assert Explorer(switching, one_queue, buffers=buffers).explore() > 10
+
+
+@pytest.mark.parametrize("calls", ["gg", "gh", "fh", "bb", ("gg", "bb")])
+@pytest.mark.parametrize("impatient", [0, 1])
+def test_nobody_adds_up_what_comes_of_a_kernel_that_gave_up(impatient: int, calls: str | Sequence[str]) -> None:
+    """By its own clock, while all others go on: before hosts stop them it leaves out what it gives, and sums look for it."""
+    assert Explorer(programs("two ranks, a chunk each", calls), True, impatient=impatient).explore() > 10
+
+
+@pytest.mark.parametrize(("calls", "counts_all"), [("bb", False), ("gg", True)])
+def test_either_a_kernel_leaves_out_what_it_gave_up_or_sums_look_at_all_ranks(calls: str, counts_all: bool) -> None:
+    made = programs("two ranks, a chunk each", calls)
+    assert Explorer(made, True, impatient=0, counts_all=counts_all).explore() > 10
+    with pytest.raises(Violation, match="adds up"):
+        Explorer(made, True, impatient=0, counts_all=counts_all, sees_all=False).explore()
+    assert Explorer(programs("two ranks, a chunk each", "gg"), True, impatient=0, sees_all=False).explore() > 10
+
+
+# ---------------------------------------------------------------- what must be found out
+
+
+BROKEN_BACKWARD: dict[str, tuple[Mutation, str]] = {
+    "gradients leave before they are complete": (without("finished", Wait), "pushes gradients"),
+    "gradients are added up before they are there": (without("sent", Wait), "adds up"),
+    "staging is written before it was added up": (without("free", Wait), "adds up"),
+    "the owner is told before the last push": (swapped(lambda op: isinstance(op, Push), is_put("sent")), "adds up"),
+    "staging is called free before the sum": (swapped(lambda op: isinstance(op, Sum), is_put("free")), "adds up"),
+    "nobody says sent": (without("sent", Put), "waits for ever"),
+    "nobody says free": (without("free", Put), "waits for ever"),
+}
+BROKEN_GIVEN: dict[str, tuple[Mutation, str]] = {
+    name: BROKEN_BACKWARD[name]
+    for name in (
+        "gradients are added up before they are there",
+        "staging is written before it was added up",
+        "staging is called free before the sum",
+        "nobody says free",
+    )
+}
+"""The steps around a kernel that gives."""
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [*(("pushed", name) for name in BROKEN_BACKWARD), *(("given", name) for name in BROKEN_GIVEN)]
+)
+def test_broken_ways_of_gradients_are_found_out(way: str, name: str) -> None:
+    mutate, message = BROKEN_BACKWARD[name]
+    tried = product(BETWEEN_TWO[:3], ("bbb", "bkk") if way == "pushed" else ("gg", "ghh"))
+    assert found_out([Explorer([mutate(p) for p in programs(case, calls)]) for case, calls in tried], message)
+
+
+def found_out(tried: Sequence[Explorer], message: str) -> bool:
+    """In some case at least: where everybody copies from everybody, much is ordered by chance."""
+    found = []
+    for explorer in tried:
+        try:
+            explorer.explore()
+        except Violation as violation:
+            found.append(str(violation))
+    return any(message in text for text in found)
+
+
+def sooner(what: str, than: str) -> Callable[[Work], Work]:
+    """A kernel that does one thing for a piece before another."""
+
+    def rework(work: Work) -> Work:
+        out: Work = []
+        for item in work:
+            before = (than, item[1])
+            out.insert(out.index(before) if item[0] == what and before in out else len(out), item)
+        return out
+
+    return rework
+
+
+BROKEN_KERNELS: dict[str, tuple[Callable[[Work], Work], str]] = {
+    "tells of a piece before it is stored": (sooner("tell", "stored"), "adds up"),
+    "says sent before the last piece is stored": (sooner("send", "stored"), "adds up"),
+    "says sent before the last piece is begun": (sooner("send", "gate"), "adds up"),
+    "stores before the keys of the piece came": (lambda work: sooner("stored", "gate")(sooner("store", "gate")(work)), "adds up"),
+    "never says sent": (lambda work: [item for item in work if item[0] != "send"], "waits for ever"),
+}
+
+
+@QUEUES
+@pytest.mark.parametrize("name", BROKEN_KERNELS)
+def test_broken_kernels_are_found_out(name: str, one_queue: bool) -> None:
+    rework, message = BROKEN_KERNELS[name]
+    assert found_out([Explorer(programs(case, "gg"), one_queue, rework=rework) for case in BETWEEN_TWO], message)
