@@ -100,6 +100,10 @@ Reorder = Callable[[BoundaryVectors], Reordered]
 MakeSchedule = Callable[[BoundaryVectors, int], tuple[Tensor, ...]]
 
 
+MOST_CALLS = 64
+"""Different calls that a mask remembers having checked: decoding makes one for each length."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundMask(Handled):
     """A compiled mask with the data of one batch. Made by `CompiledMask.bind`; `maskc.run` takes it.
@@ -199,6 +203,8 @@ class BoundMask(Handled):
         if all(key in kept for kept, key in held):
             makings = [kept.made(key) for kept, key in held]
             self._calls.found[signature] = call, Making.joined([making for making in makings if making is not None])
+            if len(self._calls.found) > MOST_CALLS:
+                self._calls.found.pop(next(iter(self._calls.found)), None)
 
     def reordered(self, v: BoundaryVectors, make: Reorder | None) -> Reordered | None:
         """What `make` makes of these vectors; kept for later. Without `make` what is kept, or None."""

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 import maskc
-from maskc.binding.bound import BoundMask
+from maskc.binding.bound import MOST_CALLS, BoundMask
 from maskc.binding.streams import Making
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.runtime import hopper, hopper_bwd, ops, run
@@ -152,6 +152,23 @@ def test_a_copy_of_a_mask_that_was_used_makes_its_own_calls() -> None:
     spec = bound()
     want = maskc.run(spec, *operands())
     assert torch.equal(maskc.run(pickle.loads(pickle.dumps(spec)), *operands()), want)
+
+
+def test_the_last_calls_are_known(checks: list[str]) -> None:
+    spec = maskc.compile("std:causal").bind()
+    q, k, v = operands()
+    for _ in range(2):
+        for n in range(1, N + 1):
+            maskc.run(spec, q[:, :n], k[:, :n], v[:, :n])
+    assert len(checks) == N
+    for n in range(MOST_CALLS):
+        maskc.run(spec, q, k, v, scale=1.0 + n)
+    assert len(spec._calls.found) == MOST_CALLS
+    checks.clear()
+    maskc.run(spec, q, k, v, scale=1.0 + n)
+    assert checks == []
+    maskc.run(spec, q, k, v)
+    assert len(checks) == 1, "the first ones were forgotten"
 
 
 # ---------------------------------------------------------------- streams
