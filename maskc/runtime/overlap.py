@@ -60,10 +60,6 @@ STOPPED = 0xFFFFFFFF
 """What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
-SUM_PROCESSORS = 4
-"""Multiprocessors that a gated backward leaves free where the query heads of a key head are dealt to several CTAs: their parts of
-the gradients of a piece are summed there while the kernel works on others, else nowhere before it ends. None where copies take
-so little time that work is done as without them: pieces are then complete near the end anyway."""
 __all__ = ["COPY_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
 
@@ -130,8 +126,8 @@ class Overlapped(KeyBuffer):
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         gives = gated and self.gives_gradients(local, q, deterministic)
         whole = self.whole(local, q, own, (dk, dv), deterministic) if gives else None
-        beside = gated and self.splits(local, q, deterministic) > 1
-        beside = beside and not self._backward_tables(local, q, deterministic, whole is not None).in_line
+        parts = gated and self.splits(local, q, deterministic) > 1
+        spare = self._backward_tables(local, q, deterministic).spare if parts else 0
         attend = partial(
             self.attend_backward,
             local,
@@ -145,7 +141,7 @@ class Overlapped(KeyBuffer):
             own=own,
             whole=whole,
             deterministic=deterministic,
-            leave=max(SUM_PROCESSORS if beside else 0, _left_free(executor)),
+            leave=max(spare, _left_free(executor)),
         )
         variant = ("backward", hopper.mask_form(local), q.shape[3], q.dtype, deterministic)
 

@@ -48,6 +48,10 @@ LATE, START_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 LITTLE = 0.025
 """Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
+SUM_PROCESSORS, SUM_RATE, MEMORY_RATE = 4, 50e9, 3e12
+"""Multiprocessors that sums beside a kernel get at most; bytes/s that one reads and writes, and that all do."""
+SUM_TIME = 0.25
+"""Of a kernel's time, for those sums: the gradients of the last pieces are complete some time before its end."""
 FEW_TILES = 1 << 18
 """That the host classifies itself, in a few milliseconds at most, while the GPU may still be at work."""
 PARTIAL_WORK, UNMASKED_WORK, ROW_WORK = 18, 16, 16
@@ -66,13 +70,13 @@ class Tables:
 class BackwardTables:
     """Of the backward: order of work items, slot range of every key tile, tiles of every slot from number 0 on.
 
-    in_line: work is done in the order of a kernel without copies, which take too little time for another.
+    spare: multiprocessors that the kernel had better leave to sums over CTAs that share the query heads of a key head.
     """
 
     items: Tensor
     blocks: Tensor
     tiles: Tensor
-    in_line: bool
+    spare: int
 
 
 @remembered
@@ -167,7 +171,8 @@ def backward_tables(
     load = backward_load(local, spec, units)
     flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
     seconds = flops / UNMASKED_WORK / BACKWARD_RATE * processors
-    in_line = 3 * max(arrivals, default=0.0) < LITTLE * load.sum() * seconds / processors
+    alone = float(load.sum()) * seconds / processors
+    in_line = 3 * max(arrivals, default=0.0) < LITTLE * alone
     if spec.deterministic:  # a tile may wait for lower ones, so those come first
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
@@ -188,7 +193,25 @@ def backward_tables(
     slots = np.arange(len(plan.slots))
     tiles = np.pad(((ranges[:, :1] <= slots) & (slots <= ranges[:, 1:])).sum(0), (first, 0)).astype(np.uint32)
     order, blocks, counts = _on(device, items, _packed(ranges + first), tiles)
-    return BackwardTables(order, blocks, counts, bool(in_line))
+    spare = 0 if in_line else spare_processors(plan, spec, units, arrivals, alone, processors)
+    return BackwardTables(order, blocks, counts, spare)
+
+
+def spare_processors(
+    plan: OverlapPlan, spec: BackwardSpec, units: Units, arrivals: Sequence[float], alone: float, processors: int
+) -> int:
+    """How many multiprocessors a kernel had better leave to the sums over CTAs of others' gradients, which then leave beside it.
+
+    So many that they add in SUM_TIME of the kernel's time; none where one of them costs more than to do all that behind it.
+    alone: seconds of the kernel with all of them.
+    """
+    if units.splits == 1:
+        return 0
+    heads = units.batch * units.hk * 2 * spec.head_dim
+    moved = (units.splits + 1) * 4 * heads * sum(s.rows for s in plan.pulls)
+    if moved / MEMORY_RATE + sum(_leaving(arrivals)) < alone / processors:
+        return 0
+    return min(SUM_PROCESSORS, math.ceil(moved / (SUM_RATE * SUM_TIME * alone)))
 
 
 def backward_load(local: BoundaryVectors, spec: BackwardSpec, units: Units) -> Ints:

@@ -13,9 +13,10 @@ from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import overlap_pieces, overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
+from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import ITEM_LIMIT, Planned, Trial, backward_items, soonest_backward, steady_backward
-from maskc.runtime.overlap_plan import joined, overlap_plan
+from maskc.runtime.overlap_plan import joined, overlap_plan, visit_order
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
     Units,
@@ -223,6 +224,25 @@ def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
         order = [(int(i) & 0xFFFF, int(i) >> 16) for i in tables.items]
         for unit in range(8):
             assert [t for t, u in order if u == unit] == list(range(tiles))
+
+
+def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
+    """By how long the kernel takes, with 1 MB of gradients summed over four CTAs: 5 MB."""
+    keys = Layout(2, (0, 1024, 2048), (0, 1))
+    o = visit_order(keys, (frozenset({0}), frozenset({0, 1})), 1, 2)
+    spec = select_backward(MaskForm(lts=True), 128, "bf16")
+    arrivals = 0.0, 50e-6
+
+    def spare(splits: int, kernel: float) -> int:
+        return overlap_tables.spare_processors(o, spec, Units(1, 8, 1, splits, 8 // splits), arrivals, kernel, 100)
+
+    moved = 5 * 1024 * 256 * 4
+    behind = moved / overlap_tables.MEMORY_RATE + 2 * 50e-6
+    for kernel in (1e-5, 1e-4, 2e-4, 4e-4, 1e-3, 5e-3):
+        assert spare(1, kernel) == 0, "one CTA has all of its query heads"
+        wanted = moved / overlap_tables.SUM_RATE / (overlap_tables.SUM_TIME * kernel)
+        assert wanted <= spare(4, kernel) < wanted + 1 or spare(4, kernel) == 4 <= wanted
+    assert [spare(4, 100 * behind * x) for x in (0.99, 1.01)] == [1, 0]
 
 
 def test_units_find_their_masks() -> None:
