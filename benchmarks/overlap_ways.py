@@ -20,7 +20,9 @@ from benchmarks.overlap_rank import give_keys, send_gradients
 from maskc.binding.bound import BoundMask
 from maskc.runtime import context_parallel, executor, gated, ops
 from maskc.runtime.comm import Peer
+from maskc.runtime.exchange import Added
 from maskc.runtime.localize import localize
+from maskc.runtime.overlap_grads import Told
 from maskc.runtime.overlap_kernels import backward_block, forward_block
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.plan import plan as make_plan
@@ -127,7 +129,8 @@ def exchanged(rank: Rank, p: AttentionPlan, strategy: str, keep: bool = False) -
 class Alone(NamedTuple):
     """The gated kernels with every chunk there, the copies of keys and gradients without kernels, and what needs what.
 
-    summed: bytes that the sum of gradients reads and writes.
+    Gradients that nobody else has a part in are no communication where the kernel leaves them whole. summed: bytes that the sum
+    of the others reads and writes.
     """
 
     attention: Run
@@ -146,6 +149,12 @@ def alone(rank: Rank, p: AttentionPlan) -> Alone:
     over.settle(k, v)  # for kernels that read own keys in the buffer
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     whole = over.whole(local, q, own_backward, (dk, dv), False, alone=True)
+    unshared = None
+    if whole is not None and own_backward is not None:
+        tiles = over.sums.lent(own_backward.block, own_backward.block_kv, lambda reader, chunk: Told(0, 0, 1))
+        nobody = torch.tensor([int(others == []) for others in tiles], dtype=torch.int32, device=rank.device)
+        words = nobody.repeat(rank.cell.batch * rank.cell.heads_kv, 1)
+        unshared = Added(words, 1, own_backward.block, own_backward.block_kv)
     made: list[Any] = []
 
     def backward(out: Tensor, lse: Tensor) -> None:
@@ -162,11 +171,12 @@ def alone(rank: Rank, p: AttentionPlan) -> Alone:
         give_keys(over, over.backward_cut, (k, v))
         send_gradients(over, made[0])
         over.queues.follow("compute", "copy")
-        over.add_up(made[0], (dk, dv))
+        over.add_up(made[0], (dk, dv), unshared)
 
     attention = Run(lambda: over.attend(local, q, call.scale, gated=True, there=True, own=own_forward), backward)
     needs = {d: needs_of(over, local, q, d) for d in ("forward", "backward")}
-    adds = ((a.rows * a.dim, (a.own is not None) + len(a.parts)) for a in over.sums.addends())
+    shared = (a for a in over.sums.addends() if a.parts or unshared is None)
+    adds = ((a.rows * a.dim, (a.own is not None) + len(a.parts)) for a in shared)
     return Alone(attention, Run(keys, both), needs, sum(n * (4 * parts + k.element_size()) for n, parts in adds))
 
 
