@@ -46,7 +46,7 @@ def exit_codes(processes: Sequence[subprocess.Popen[Any]], until: float) -> list
 
 @dataclass(frozen=True)
 class Cell:
-    """rows: per GPU. chunks: balanced by chunks of 3/16 of them, by which more keys travel than by `maskc.plan`'s own choice."""
+    """rows: per GPU. chunks: balanced by chunks of 3/16 of them, by which more keys travel than by what `maskc.plan` chooses."""
 
     mask: str
     rows: int
@@ -58,11 +58,6 @@ class Cell:
     def __str__(self) -> str:
         size = f"{self.mask:18} {self.rows:6} rows a GPU, {self.heads} on {self.heads_kv:2} heads, batch {self.batch}"
         return size + (", in chunks" if self.chunks else "")
-
-
-def _most_moved(p: AttentionPlan) -> int:
-    """Bytes of keys to the rank that needs most."""
-    return max(map(sum, zip(*p.traffic("all-gather", 0, "forward"), strict=True)))
 
 
 class Run(NamedTuple):
@@ -88,17 +83,11 @@ class Rank:
         return self.cell.rows * self.peer.world
 
     def plan(self, order: str, prune: bool = True) -> AttentionPlan:
-        """As `maskc.plan` makes it, "zigzag" being the dual-chunk assignment.
-
-        Balanced, also by about five chunks a rank that are whole tiles (then ranks hold up to 6 % more rows or less): the
-        plan that moves fewer keys, for others wait for those.
-        """
+        """As `maskc.plan` makes it, "zigzag" being the dual-chunk assignment; but "balanced" of cells in chunks."""
         sizes = {"heads": self.cell.heads, "heads_kv": self.cell.heads_kv, "head_dim": HEAD_DIM}
+        chunk = self.cell.rows * 3 // 16 // WHOLE_TILES * WHOLE_TILES if self.cell.chunks and order == "balanced" else 0
         made = partial(make_plan, self.spec, world_size=self.peer.world, order=order, prune=prune, **sizes)  # type: ignore[arg-type]
-        whole = self.cell.rows * 3 // 16 // WHOLE_TILES * WHOLE_TILES
-        if order != "balanced" or not whole:
-            return made()
-        return made(chunk=whole) if self.cell.chunks else min((made(chunk=whole), made()), key=_most_moved)
+        return made(chunk=chunk or None)
 
     def tensors(self, p: AttentionPlan) -> list[Tensor]:
         """q, k, v and the gradient of out, the same for all ways that use a plan: memory grows slowly."""
