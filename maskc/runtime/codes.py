@@ -78,7 +78,8 @@ Masks are bound masks, sizes are whole numbers, `epsilon` is a share >= 0 and go
 and switches are True or False.""",
     "M721": """A key chunk did not arrive.
 Overlapped attention waits for the keys of other ranks while it runs, each wait for a bounded time. A peer died, is late, or
-made another call, or waiting was stopped. Results since the last `finish` are useless; the rank can be used again.""",
+made another call (by mask, plan, shapes or direction: the message gives its number), or waiting was stopped. Results since the
+last `finish` are useless; the rank can be used again.""",
     "M722": """Overlapped attention cannot run this call.
 It copies every chunk straight from its owner, so a plan across nodes is made with `hierarchical=False`; it tells 4096 key
 chunks of a rank apart; and the time that a wait may take lies between 0 and 4398 seconds. A CUDA graph cannot hold such a call:

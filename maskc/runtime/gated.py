@@ -7,12 +7,14 @@ gradients of keys are NaN from then on, and the next call raises.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
+from maskc.runtime.call_order import tag_of
 from maskc.runtime.link import BUFFERS, Link, link_of
 from maskc.runtime.localize import localized
 from maskc.runtime.merge import Partial
@@ -56,6 +58,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
         rank.holds = None
         out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
         way.link.given |= dict.fromkeys(rank.plan.sources, rank.epoch)
+        way.link.calls.say(rank.epoch, tag_of(*_key(call, q, k, v), way.executor, "forward"))
         rank.holds = lse if call.plan.keep_keys else None
         return out, lse
 
@@ -75,6 +78,7 @@ def backward(
         local, how = local_mask(call, q, k), call.deterministic
         made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept)
         way.link.given |= {} if kept else dict.fromkeys(rank.plan.sources, rank.epoch)
+        way.link.calls.say(rank.epoch, tag_of(*_key(call, q, k, v), way.executor, "backward", kept))
         rank.holds = lse if call.plan.keep_keys else None
         return made
 
@@ -112,11 +116,15 @@ def local_mask(call: Call, q: Tensor, k: Tensor) -> BoundaryVectors:
     return localized(call.vectors, call.plan.rows, call.row_chunks, call.plan.keys, columns, call.device)
 
 
+def _key(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Hashable, ...]:
+    """What calls have in common that share a key buffer, the same on all ranks."""
+    return call.plan.digest, call.part, key_shape(k, v), q.shape[2]
+
+
 def rank_of(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Overlapped:
     """This rank with its key buffer, which the calls of a batch share; those of a few plans are kept."""
     assert call.direct is not None
-    link, shape, order = call.direct.link, key_shape(k, v), _order(call, q, k)
-    key = (call.plan.digest, call.part, shape, q.shape[2])
+    link, shape, order, key = call.direct.link, key_shape(k, v), _order(call, q, k), _key(call, q, k, v)
     rank, place = link.ranks.pop(key, (None, 0))
     if rank is None:
         while len(link.ranks) >= BUFFERS:

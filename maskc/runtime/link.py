@@ -26,6 +26,7 @@ from torch import Tensor
 from maskc.codegen.spec import GATE_SLOTS
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm
+from maskc.runtime.call_order import Calls, calls_size
 from maskc.runtime.comm import Peer
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
@@ -108,7 +109,8 @@ class Link:
             _register(words)
         everybody = words.ints(self._failed(0) - words.address, self.world)
         self.lasting = replace(Lasting.of(device), failed=everybody[self.rank : self.rank + 1], everybody=everybody)
-        self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0)
+        self.calls, self._difference = Calls(self._failed(self.world), self.rank, self.world), ""
+        self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0, self._differs)
 
     def address(self, word: Word) -> int:
         """Of a word between two ranks."""
@@ -171,10 +173,16 @@ class Link:
 
     def complain(self) -> None:
         """Raise M721 where a rank gave up."""
+        if self.device.type == "cpu" and self._differs():  # where no watch looks
+            self._stop()
         if self.broken:
             self.complained = True
-            ranks = ", ".join(map(str, self.broken))
-            raise error("M721", f"rank {self.rank}: rank {ranks} gave up, all waits ended", None, "results since are useless")
+            why = self._difference or f"rank {', '.join(map(str, self.broken))} gave up"
+            raise error("M721", f"rank {self.rank}: {why}, all waits ended", None, "results since are useless")
+
+    def _differs(self) -> str:
+        self._difference = self._difference or self.calls.differs()
+        return self._difference
 
     def _trouble(self) -> str:
         if self.broken:
@@ -228,7 +236,7 @@ class Link:
 
 
 def words_size(world: int) -> int:
-    return 4 * (len(KINDS) * world**2 + 2 * world)
+    return 4 * (len(KINDS) * world**2 + 2 * world) + calls_size(world)
 
 
 # ---------------------------------------------------------------- one link per group

@@ -25,11 +25,13 @@ class Event(Protocol):
 class Watch:
     """Calls are `entered` in their order; `trouble()` names what is wrong, `stop()` ends all waits and may come repeatedly.
 
-    seconds: that a call may take once the one before it has ended.
+    seconds: that a call may take once the one before it has ended. differs: names what is wrong with calls that have ended, too.
     """
 
-    def __init__(self, trouble: Callable[[], str], stop: Callable[[], None], seconds: float) -> None:
-        self._trouble, self._stop, self._seconds = trouble, stop, seconds
+    def __init__(
+        self, trouble: Callable[[], str], stop: Callable[[], None], seconds: float, differs: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._trouble, self._stop, self._seconds, self._differs = trouble, stop, seconds, differs
         self._calls: deque[tuple[Event, float]] = deque()
         self._more = threading.Condition()
         self._ended = time.monotonic()
@@ -73,7 +75,8 @@ class Watch:
                     self._ended = time.monotonic()
             except RuntimeError:
                 return  # the GPU is lost: whoever looks at a result is told
-            if self._calls and (reason := self._trouble() or self._late()):
+            reason = self._differs() or ((self._trouble() or self._late()) if self._calls else "")
+            if reason:
                 if not self._told:
                     LOG.error("overlapped attention: %s; waits end, results are useless", reason)
                     self._told = True
