@@ -120,6 +120,9 @@ def _between(at: int) -> str:
 
 # ---------------------------------------------------------------- between GPUs
 
+LEAST = 0.05
+"""Of the time of copies over that of attention: with less, E is a difference of two times of attention over next to nothing."""
+
 
 def hidden_gpus(direction: str) -> str:
     """E of the gated kernel between GPUs where copies take at least a fifth of the time of attention."""
@@ -133,15 +136,51 @@ def hidden_gpus(direction: str) -> str:
 
 
 def overlap_gpus() -> str:
-    """Forward and backward together between GPUs, milliseconds of the slowest; E of each direction where it was taken."""
+    """Forward and backward together between GPUs, milliseconds of the slowest; E of each direction where copies say something."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for r in rows_of("overlap_gpus", "mask", "way"):
         name = f"{r['mask']}, {length(r['seqlen'])}, {r['heads']} on {r['kv_heads']} heads, {r['world']} GPUs"
-        hidden = [r.get(f"e_{d}") for d in DIRECTIONS]
+        hidden = [r.get(f"e_{d}") if _ratio(r, d) >= LEAST else None for d in DIRECTIONS]
         e = f" ({' / '.join('–' if x is None else f'{x:.2f}' for x in hidden)})" if hidden != [None, None] else ""
         found[name][r["way"]] = f"{r['step_ms']:.2f}{e}" if r.get("step_ms") is not None else "not run"
     ways = list(dict.fromkeys(w for f in found.values() for w in f))
     return table(["ms (E forward / backward)", *ways], [[n, *(f.get(w, "") for w in ways)] for n, f in found.items()])
+
+
+def _ratio(r: Row, direction: str) -> float:
+    """Of the time of copies over that of attention; 0 where it was not taken."""
+    copies, attention = (r.get(f"{what}_{direction}_ms") for what in ("comm", "attention"))
+    return copies / attention if copies and attention else 0.0
+
+
+def gpus_gain() -> str:
+    """The largest speed-up of a step over dual chunk with NCCL's all-gather."""
+    return f"{max(r['value'] for r in _steps('speed-up over dual chunk with all-gather, step')):.1f}"
+
+
+def gpus_cells() -> str:
+    return str(len(_steps("speed-up over dual chunk with all-gather, step")))
+
+
+def gpus_hidden(direction: str) -> str:
+    """E, least to greatest, where copies take half of the time of attention or all of it."""
+    found = [r["value"] for r in _steps(f"E {direction}") if r["holds"] is not None]
+    if not found:
+        raise NoData("overlap_gpus")
+    return " to ".join(dict.fromkeys(f"{x:.2f}" for x in (min(found), max(found))))
+
+
+def gpus_missed(what: str) -> str:
+    """Cells that miss a bar, such as `E forward`, with what they reach."""
+    found = sorted((r for r in _steps(what) if r["holds"] is False), key=lambda r: r["value"])
+    return "; ".join(f"{r['cell'].replace('_', ' ')} ({r['value']:.3f})" for r in found) or "none"
+
+
+def _steps(what: str) -> list[Row]:
+    found = [r for r in rows_of("overlap_gpus", "what", "value", key="bars") if r["what"] == what]
+    if not found:
+        raise NoData("overlap_gpus")
+    return found
 
 
 def torch_gpus() -> str:
@@ -237,5 +276,5 @@ def routing() -> str:
 
 PLACES: tuple[Callable[..., str], ...] = (
     one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, torch_gpus, copying, overlap_bars,
-    gpus_bars, routing,
+    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, routing,
 )  # fmt: skip
