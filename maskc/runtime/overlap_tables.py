@@ -177,17 +177,17 @@ def backward_tables(
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
     else:
-        few = load.size < FEW * processors
-        together = max(1, hopper_bwd.heads_together(local.nq * spec.head_dim) // units.heads) if few else 1
+        few, near = load.size < FEW * processors, hopper_bwd.heads_together(local.nq * spec.head_dim)
+        together = max(1, near // units.heads) if few else 1
+        # Rows of a unit that L2 cannot hold are read once by CTAs in step, which take tiles as they lie.
+        plain = in_line or (given and not few and near < units.heads)
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         seen = lent[np.minimum(ranges[:, 1], plan.own)] if given else None
         tiles_of = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
-        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, in_line)
+        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, plain)
         if few:
             items = soonest_backward(planned, pieces, processors, () if given else _leaving(arrivals), TRIALS)
-        elif in_line:
-            items = planned.packed[planned.order(processors, BACKWARD_EAGER)]
         else:
             items = steady_backward(planned, processors, 0.0 if given else BACKWARD_EAGER)
     slots = np.arange(len(plan.slots))

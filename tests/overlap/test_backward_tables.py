@@ -13,6 +13,7 @@ from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
 from maskc.runtime import overlap_pieces, overlap_tables
 from maskc.runtime.exchange import Addend, SumTable, copy_table
+from maskc.runtime.hopper import mask_form
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import ITEM_LIMIT, Planned, Trial, backward_items, soonest_backward, steady_backward
@@ -224,6 +225,22 @@ def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
         order = [(int(i) & 0xFFFF, int(i) >> 16) for i in tables.items]
         for unit in range(8):
             assert [t for t, u in order if u == unit] == list(range(tiles))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(heads: int) -> None:
+    """16384 rows of two heads are what it holds; the first tile is an own one, and the last ones end together."""
+    v = BoundaryVectors(32768, 32768, 1, 1, True)
+    p = plan(v, world_size=2, chunk=4096, order="zigzag")
+    o = overlap_plan(p, 0)
+    local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, o.columns)
+    spec = select_backward(mask_form(local), 128, "bf16")
+    units = Units(1, 2 * heads, 2, 1, heads)
+    arrivals = expected_arrivals(o, 1024, 1, 1e9, 0.0)
+    found = backward_tables(local, o, spec, units, arrivals, 1, CPU, 0, True).items.tolist()
+    body = found[1 : len(found) // 2]
+    assert (body == sorted(body)) == (heads == 4)
+    assert heads == 1 or found[0] == o.slots[o.own - 1].start // spec.block_kv
 
 
 def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
