@@ -46,6 +46,7 @@ from maskc.runtime.protocol import (
     Step,
     Stream,
     Sum,
+    Tell,
     Turn,
     Wait,
     Word,
@@ -125,7 +126,7 @@ class Overlapped(KeyBuffer):
         own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
         gives = gated and self.gives_gradients(local, q, deterministic)
-        whole = self.whole(local, q, own, (dk, dv), deterministic) if gives else None
+        whole = self.whole(local, q, own, (dk, dv), deterministic)
         parts = gated and self.splits(local, q, deterministic) > 1
         spare = self._backward_tables(local, q, deterministic).spare if parts else 0
         attend = partial(
@@ -154,7 +155,7 @@ class Overlapped(KeyBuffer):
         cut = self.backward_cut
         added = self._added(own, whole, turn.epoch)
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), added, gather)
-        how = gather, cut.together, self.transport.one_engine, gives
+        how = gather, cut.together, self.transport.one_engine, gives, gated and self.transport.takes is not None
         steps = backward_steps(cut.plan, turn, cut.groups, self.gifts[1], *how)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather, give=gives))
         for owner, size in self._given_bytes.items() if gives else ():
@@ -236,7 +237,7 @@ class Overlapped(KeyBuffer):
         result: Result | None = None
         for stream, run in groupby(regrouped(steps) if self._by_kernel(call) else steps, itemgetter(0)):
             with self.queues.on(stream):
-                for words, some in groupby((op for _, op in run), lambda op: isinstance(op, Wait | Put)):
+                for words, some in groupby((op for _, op in run), lambda op: isinstance(op, Wait | Put | Tell)):
                     if words:
                         self._say(stream, some, call, result)
                         continue
@@ -252,6 +253,9 @@ class Overlapped(KeyBuffer):
         sums: list[StreamWord] = []  # over CTAs, on a stream of their own
         words: list[StreamWord] = []
         for op in operations:
+            if isinstance(op, Tell):
+                words += [StreamWord(False, at, op.epoch & 0xFFFFFFFF) for at in self._told_of(op)]
+                continue
             assert isinstance(op, Wait | Put)
             waits = isinstance(op, Wait)
             if waits or not (copied and op.word.kind == "flag"):
@@ -268,7 +272,7 @@ class Overlapped(KeyBuffer):
         """Enqueue one operation; torch's current stream is its stream."""
         queues = self.queues
         match op:
-            case Wait() | Put():
+            case Wait() | Put() | Tell():
                 raise AssertionError(f"{op}: words go with those beside them, see `_say`")
             case Begin():
                 queues.follow(stream, "compute")
@@ -351,6 +355,12 @@ class Overlapped(KeyBuffer):
         """Of gradients, by the owner of their keys."""
         rows = {owner: sum(s.rows for s in self.plan.pulls if s.source == owner) for owner in self.plan.sources}
         return {owner: n * self.shape.heads * self.shape.gradient_bytes for owner, n in rows.items()}
+
+    def _told_of(self, op: Tell) -> Iterable[int]:
+        """Addresses of the words of what was pushed."""
+        assert self.transport.takes is not None
+        words = self.transport.takes.told(op.owner, self.plan.rank).data_ptr()
+        return (words + 4 * piece for piece in op.pieces)
 
     def _added(self, own: InPlace | None, whole: Whole | None, epoch: int) -> exchange.Added | None:
         """What the backward kernel adds up itself."""

@@ -16,14 +16,14 @@ from maskc.codegen.spec import GATE_SLOTS, KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.diagnostics import MaskcError, error
 from maskc.runtime import hopper, hopper_bwd, ops
-from maskc.runtime.exchange import Run, lent_table, way_tables
+from maskc.runtime.exchange import lent_table, way_tables
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
 from maskc.runtime.overlap_grads import Gradients, Owners, Told, arranged, first_places, places, reports, result_rows
-from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces
+from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces, leaves_little
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
-from maskc.runtime.overlap_sum import GradientSum, own_runs
+from maskc.runtime.overlap_sum import GradientSum, by_blocks, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
 from maskc.runtime.protocol import Gift, Word, gifts
 from maskc.runtime.remember import remembered
@@ -147,20 +147,25 @@ class KeyBuffer:
     def sums(self) -> GradientSum:
         return GradientSum(self.plan, self.layout, self.shape, self.transport, self.device)
 
+    @property
+    def _row_bytes(self) -> int:
+        """Of the keys of a row alone, of all heads and batch items."""
+        return max(1, self.shape.batch) * self.shape.heads * self.shape.dim_k * self.shape.dtype.itemsize
+
+    @property
+    def _speed(self) -> Speed | None:
+        on_gpu, dims = self.device.type == "cuda", self.shape.dim_k + self.shape.dim_v
+        return Speed.of(dims, self.shape.batch, hopper.multiprocessors(self.device)) if on_gpu else None
+
     def _cuts(self, plan: OverlapPlan, groups: int | None) -> tuple[Cut, Cut]:
         """How calls forward and backward cut a rank's keys. Given keys: by what all ranks know, for owners come to the same."""
-        shape, rate, heads = self.shape, self.rate, self.shape.heads
-        head_bytes = shape.dim_k * shape.dtype.itemsize
-        row_bytes = max(1, shape.batch) * heads * head_bytes
+        shape, given = self.shape, (self.shape.heads, self._row_bytes, self.rate)
         if self.transport.gives is not None:
-            chosen = choose_given(plan, self.layout, heads, row_bytes, rate, head_bytes)
+            chosen = choose_given(plan, self.layout, *given, shape.dim_k * shape.dtype.itemsize)
         else:
-            on_gpu, joining = self.device.type == "cuda", self.layout if self.transport.joins else None
-            speed = Speed.of(shape.dim_k + shape.dim_v, shape.batch, hopper.multiprocessors(self.device)) if on_gpu else None
-            chosen = (
-                choose_pieces(plan, joining, heads, row_bytes, rate, speed),
-                choose_backward_pieces(plan, self.layout, heads, row_bytes, rate, speed),
-            )
+            joining, speed = self.layout if self.transport.joins else None, self._speed
+            forward_pieces = choose_pieces(plan, joining, *given, speed)
+            chosen = forward_pieces, choose_backward_pieces(plan, self.layout, *given, speed)
         forward, back = (self._cut(plan, c, groups) for c in chosen)
         return forward, replace(back, together=_together(back.plan, back.groups, shape.batch), first=forward.words)
 
@@ -283,11 +288,13 @@ class KeyBuffer:
     def gives_gradients(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> bool:
         """Whether a gated kernel writes gradients of others' keys to where their owners add them up.
 
-        Where several CTAs share the query heads of a key head, each has but a part of their sum.
+        Where several CTAs share the query heads of a key head, each has but a part of their sum. Where gradients would take much
+        of the time of attention, kernels would wait for their stores.
         """
         runs = q.device.type == "cuda" and q.shape[1] > 0 and self.plan.rows > 0
         gives = runs and self.transport.takes is not None and len(self.plan.sources) <= OWNERS
-        return gives and self.splits(local, q, deterministic) == 1
+        little = gives and leaves_little(self.plan, self._row_bytes, self.rate, self._speed)
+        return little and self.splits(local, q, deterministic) == 1
 
     def result_rows(self, at: Slot) -> slice:
         """Of the gradients of all keys, those of a slot of a cut."""
@@ -462,14 +469,6 @@ def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:
 def _supported(local: BoundaryVectors, q: Tensor, keys: Tensor, values: Tensor) -> None:
     if (reason := hopper.why_not(local, q, keys, values)) is not None:
         raise MaskcError(reason)
-
-
-def by_blocks(run: Run, block_kv: int) -> tuple[int, Run, slice]:
-    """(first block that begins with rows of the run or behind, the rows before it and their place, the others)."""
-    start, rows = run
-    block = -(-start // block_kv)
-    first = min(rows.stop, rows.start + block * block_kv - start)
-    return block, (start, slice(rows.start, first)), slice(first, rows.stop)
 
 
 def forward_block(local: BoundaryVectors, q: Tensor) -> int:

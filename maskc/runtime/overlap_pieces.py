@@ -36,6 +36,8 @@ ENOUGH_PIECES = 32
 """Of a backward of unknown speed: then what cannot hide, the first that comes and the last that leaves, is some percent."""
 GRADIENTS = 2
 """Bytes of the gradients of a key, in fp32, over its own."""
+GIVEN_SHARE = 1 / 3
+"""Of the time of attention, that gradients may take on the link which a kernel gives: of half of it, more hides if pushed."""
 ROW_TILE = 192
 """Rows of a tile of the forward, or thereabouts."""
 
@@ -127,6 +129,14 @@ def choose_backward_pieces(
     ends = {g: backward_end(max(1, n), coming, gradients, attention) for g, n in pieces.items()}
     chosen = _fewest(ends, pieces, FEWEST_BACKWARD)
     return next(c for c in possible if c[0] == chosen)
+
+
+def leaves_little(plan: OverlapPlan, row_bytes: int, rate: float, speed: Speed | None) -> bool:
+    """Whether gradients of others' keys take no more than GIVEN_SHARE of the backward; so it is where the plan does not say."""
+    if speed is None or not plan.work:
+        return True
+    leaving = GRADIENTS * 2 * row_bytes * sum(s.rows for s in plan.pulls) / rate
+    return leaving <= GIVEN_SHARE * BACKWARD_FACTOR * sum(w.cells for w in plan.work) * speed.cell / speed.processors
 
 
 def backward_end(pieces: int, keys: float, gradients: float, attention: float) -> float:

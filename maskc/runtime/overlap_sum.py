@@ -129,3 +129,11 @@ class GradientSum:
 def over_splits(grads: Tensor) -> Tensor:
     """The parts [splits, ...] of one rank's kernel as one tensor."""
     return grads[0] if grads.shape[0] == 1 else grads.sum(0)
+
+
+def by_blocks(run: exchange.Run, block_kv: int) -> tuple[int, exchange.Run, slice]:
+    """(first block that begins with rows of the run or behind, the rows before it and their place, the others)."""
+    start, rows = run
+    block = -(-start // block_kv)
+    first = min(rows.stop, rows.start + block * block_kv - start)
+    return block, (start, slice(rows.start, first)), slice(first, rows.stop)

@@ -12,7 +12,7 @@ call of a link:
     done[source][reader]    pulled keys: the reader has copied what it needs of this epoch
     flag[rank][piece]       the piece of this epoch lies in the rank's key buffer
     finished[rank][piece]   pushed gradients: the kernel has written the last one of the piece
-    told[owner][reader, piece]  given gradients: those of the piece lie in the owner's staging; its kernel looks there
+    told[owner][reader, piece]  backward: the gradients of the piece lie in the owner's staging; its kernel looks there
     sent[owner][reader]     backward: all gradients of the reader lie in the owner's staging
     free[reader][owner]     backward: the owner has added them up, the staging may be written again
 
@@ -128,6 +128,15 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """The "told" words of pieces whose gradients were pushed to their owner."""
+
+    owner: int
+    pieces: tuple[int, ...]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sum:
     """What the kernel and these readers have of the gradients of own keys, added up in this order."""
 
@@ -142,7 +151,7 @@ class End:
     after: Stream
 
 
-Operation: TypeAlias = Wait | Put | Begin | Settle | Give | Pull | Attend | Push | Sum | End
+Operation: TypeAlias = Wait | Put | Begin | Settle | Give | Pull | Attend | Push | Tell | Sum | End
 Step: TypeAlias = tuple[Stream, Operation]
 
 
@@ -220,13 +229,14 @@ def backward_steps(
     together: int = 1,
     keys_first: bool = False,
     given_grads: bool = False,
+    in_line: bool = False,
 ) -> tuple[Step, ...]:
     """The same for a backward call.
 
     gather: keys are copied again, else those of others are in the buffer; own ones may have been read in place.
-    given_grads: the kernel gives the gradients of others' keys, and adds those of own keys as they come. Else they leave by
-    a stream of their own, since waiting for one must not hold up the keys of the next call: those of a piece once its last
-    tile is done, in the order of pieces.
+    given_grads: the kernel gives the gradients of others' keys. Else they leave by a stream of their own, since waiting for
+    one must not hold up the keys of the next call: those of a piece once its last tile is done, in the order of pieces.
+    in_line: owners are told of each piece, given or pushed, and the kernel adds what comes of the gradients of own keys.
     together: groups of heads that leave in one copy, a divisor of `groups`. keys_first: nothing leaves before the last key
     is copied, which otherwise waits for its turn on the one copy engine there is.
     """
@@ -238,9 +248,10 @@ def backward_steps(
     if given_grads:
         if given is None or not gather:  # given keys say as much as "free"
             steps += [("compute", Wait(Word("free", rank, owner), last)) for owner, last in turn.before]
-        attend = replace(attend, tells=tuple(plan.slot_of(piece).source for piece in foreign), adds=lenders)
+        attend = replace(attend, tells=tuple(plan.slot_of(piece).source for piece in foreign))
     else:
-        leaving = _pushes(plan, turn, groups, together, keys_first and gather)
+        leaving = _pushes(plan, turn, groups, together, keys_first and gather, in_line)
+    attend = replace(attend, adds=lenders if in_line else ())
     steps += [("compute", attend), *leaving]
     steps += [("compute", Wait(Word("sent", rank, reader), epoch)) for reader in lenders]
     steps.append(("compute", Sum(lenders, epoch)))
@@ -250,7 +261,7 @@ def backward_steps(
     return (*steps, *_given(given if gather else None))
 
 
-def _pushes(plan: OverlapPlan, turn: Turn, groups: int, together: int, keys_first: bool) -> tuple[Step, ...]:
+def _pushes(plan: OverlapPlan, turn: Turn, groups: int, together: int, keys_first: bool, tells: bool) -> tuple[Step, ...]:
     """Gradients from the memory of this rank to that of the owners of their keys, for whom it waits."""
     rank, epoch, count, before = plan.rank, turn.epoch, len(plan.slots), dict(turn.before)
     leaving = [piece for piece in plan.pieces(groups) if piece // count % together == 0]
@@ -262,6 +273,8 @@ def _pushes(plan: OverlapPlan, turn: Turn, groups: int, together: int, keys_firs
         if owner in before:
             steps.append(("send", Wait(Word("free", rank, owner), before.pop(owner))))
         steps.append(("send", Push(piece, owner, epoch, together)))
+        if tells:
+            steps.append(("send", Tell(owner, tuple(piece + g * count for g in range(together)), epoch)))
         if last[owner] == piece:
             steps.append(("send", Put(Word("sent", owner, rank), epoch)))
     return tuple(steps)

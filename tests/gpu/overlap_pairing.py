@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 import maskc
 from benchmarks.kernels import attention, compile_all
+from benchmarks.octets import from_octets, to_octets
 from maskc.boundary import BoundaryVectors
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.render import CudaSource
@@ -28,7 +29,6 @@ from maskc.runtime.overlap_plan import Slot, overlap_plan
 from maskc.runtime.plan import plan
 from maskc.runtime.transport import CudaQueues, KeyShape, Loopback, Pair, head_major
 from tests.gpu.inputs import suite_mask
-from tests.overlap.octets import from_octets, to_octets
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "28_duo_heads")
 DEVICE = "cuda"

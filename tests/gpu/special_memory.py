@@ -6,7 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,8 @@ class _Guarded:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def empty(self, sizes: int | Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         size = math.prod(shape) * dtype.itemsize
         whole = torch.full((2 * self.border + -(-size // 256) * 256,), 0x5A, dtype=torch.uint8, device=device)
         self.made.append(whole)

@@ -28,6 +28,7 @@ from maskc.runtime.protocol import (
     Settle,
     Stream,
     Sum,
+    Tell,
     Wait,
     Word,
 )
@@ -179,6 +180,8 @@ class Explorer:
             match op:
                 case Wait(word) | Put(word):
                     words.add(word)
+                case Tell(owner, pieces):
+                    words |= {("told", owner, rank, piece) for piece in pieces}
                 case Give(reader, piece, epoch):
                     buffers.add((reader, self._buffer(epoch), piece))
                 case Pull(piece, _, _, epoch):
@@ -288,6 +291,10 @@ class Explorer:
                     yield Move(complete, True, True)
             case Put(word, epoch):
                 yield Move(self._said(complete, word, epoch), True)
+            case Tell(owner, pieces, epoch):
+                for piece in pieces:
+                    complete = self._said(complete, ("told", owner, rank, piece), epoch)
+                yield Move(complete, True)
             case Begin():
                 before = sum(place < queue[at.done][0] for place, _ in self.queues[rank][0])
                 if state.at[rank][0].done >= before:

@@ -56,7 +56,7 @@ CALLS = {
     "given and pushed in turn": "gbgkh",
 }
 """f: forward, c: keys first, b: backward whose gradients are pushed, o: with one copy engine, k: over the keys of the call
-before; g: backward whose kernel gives gradients, h: over the keys of the call before."""
+before; g: backward whose kernel gives gradients, h: over the keys of the call before. Owners are told of pieces, but by o, k."""
 GATHERING, KEEPING, GIVING = "bog", "kh", "gh"
 """Backward calls whose keys are copied, and are not; whose gradients are given."""
 
@@ -91,7 +91,7 @@ def program(by_call: Sequence[list[OverlapPlan]], rank: int, calls: str, groups:
             case "c":
                 steps += after_keys(p, call_steps(p, turn, groups[rank], given), turn.epoch)
             case _:
-                how = call in GATHERING, 1, call == "o", call in GIVING
+                how = call in GATHERING, 1, call == "o", call in GIVING, call not in "ok"
                 steps += backward_steps(p, turn, groups[rank], given, *how)
     return steps
 
@@ -116,7 +116,11 @@ def pulled(case: str, calls: str, groups: int = 1) -> list[Program]:
     sources: list[list[Any]] = [[] for _ in others]
     for call in calls:
         turn = epochs.begin(owners if call in "bg" else ())
-        made = backward_steps(p, turn, groups, given_grads=call == "g") if call in "bg" else call_steps(p, turn, groups)
+        made = (
+            backward_steps(p, turn, groups, given_grads=call == "g", in_line=call == "g")
+            if call in "bg"
+            else call_steps(p, turn, groups)
+        )
         steps += regrouped(made) if call == "r" else made
         for source, out in enumerate(sources):
             late, ready = turn.epoch - HALVES, Word("ready", p.rank, source)

@@ -15,6 +15,7 @@ from itertools import product
 import pytest
 import torch
 
+from benchmarks.octets import from_octets, to_octets
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
@@ -31,7 +32,6 @@ from maskc.runtime.transport import HostQueues, KeyShape, padded
 from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 from tests.dist.cases import Case
 from tests.overlap.looped import CPU, looped
-from tests.overlap.octets import from_octets, to_octets
 
 SPEC = replace(select_backward(MaskForm(lts=True), 128, "bf16"), gated=True)
 _AROUND = """

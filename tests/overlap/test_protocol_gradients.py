@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from maskc.runtime.overlap_plan import OverlapPlan
-from maskc.runtime.protocol import Push, Put, Sum, Wait
+from maskc.runtime.protocol import Push, Put, Sum, Tell, Wait
 from tests.overlap.explorer import Explorer, Violation, Work
 from tests.overlap.programs import (
     BETWEEN_THREE,
@@ -111,6 +111,10 @@ BROKEN_BACKWARD: dict[str, tuple[Mutation, str]] = {
     "staging is written before it was added up": (without("free", Wait), "adds up"),
     "the owner is told before the last push": (swapped(lambda op: isinstance(op, Push), is_put("sent")), "adds up"),
     "staging is called free before the sum": (swapped(lambda op: isinstance(op, Sum), is_put("free")), "adds up"),
+    "the owner is told of a piece before it is pushed": (
+        swapped(lambda op: isinstance(op, Push), lambda op: isinstance(op, Tell)),
+        "adds up",
+    ),
     "nobody says sent": (without("sent", Put), "waits for ever"),
     "nobody says free": (without("free", Put), "waits for ever"),
 }

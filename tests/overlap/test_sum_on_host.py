@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from benchmarks.octets import from_octets, to_octets
 from maskc.codegen.exchange import THREADS, exchange_source
 from maskc.runtime import exchange
 from maskc.runtime.exchange import Added, SumTable
@@ -16,7 +17,6 @@ from maskc.runtime.transport import KeyShape
 from tests.codegen.host import ONE_THREAD, compile_on_host, in_one_text
 from tests.dist.cases import Case
 from tests.overlap.looped import CPU, looped
-from tests.overlap.octets import from_octets, to_octets
 
 DIM, TILE = 64, 32
 _AROUND = """
