@@ -199,6 +199,17 @@ def torch_gpus() -> str:
     return table(["ms a step", *ways], body)
 
 
+def torch_time(way: str) -> str:
+    """`gated`, `dual-chunk gather`: a step of torch's context parallelism over one of this way, in the cells where it ran."""
+    rows = rows_of("overlap_gpus", "step_ms", "way")
+    cell = ("mask", "seqlen", "heads", "kv_heads", "batch", "world")
+    steps = {(r["way"], *(r.get(n) for n in cell)): r["step_ms"] for r in rows}
+    found = [ms / steps[way, *where] for (name, *where), ms in steps.items() if name == "torch context parallel"]
+    if not found:
+        raise NoData("overlap_gpus", "torch's context parallelism, `--torch`")
+    return " to ".join(dict.fromkeys(f"{x:.1f}" for x in (min(found), max(found))))
+
+
 def copying() -> str:
     """Kernels between GPUs that bring keys, take gradients away or add them up, and the CTAs of the largest launch of each."""
     found = results("overlap_gpus").get("copying_ctas")
@@ -276,5 +287,5 @@ def routing() -> str:
 
 PLACES: tuple[Callable[..., str], ...] = (
     one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, torch_gpus, copying, overlap_bars,
-    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, routing,
+    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, torch_time, routing,
 )  # fmt: skip

@@ -118,6 +118,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("gpus_missed:share of what two losses allow, step", "causal (0.900)"),
         ("gpus_missed:E forward", "none"),
         ("torch_gpus", "| causal, 16K, 32 on 8 heads | 7.00 |  | 3.25 |"),
+        ("torch_time:gated", "2.2"),
         ("copying", "| gated | none |"),
         ("copying", "| ring | nccl 24, sum_gradients 132 |"),
         (
