@@ -142,9 +142,6 @@ BACKWARD = {
     for dim in (64, 128, 256)
     for d in (False, True)
 }
-KEPT_IN_LOCAL = {"full-128": 1, "full-128-det": 1}
-"""Loads of words in local memory in a steady loop: since the loader reads own keys through maps of their own, the fullest of
-the kernels keeps one value that does not change there. None is stored in a loop."""
 EVERY_BACKWARD = [pytest.param(n, id=n, marks=() if n in QUICK else pytest.mark.kernels) for n in BACKWARD]
 
 
@@ -163,7 +160,7 @@ def test_without_the_flag_nothing_of_the_backward_gate_is_rendered(name: str) ->
 
 @pytest.mark.parametrize("name", EVERY_BACKWARD)
 def test_backward_compiles_clean(name: str) -> None:
-    """No spills in the steady loops but for what is recorded; their products are those of the kernel without a gate."""
+    """No spills in the steady loops; their products are those of the kernel without a gate."""
     spec = BACKWARD[name]
     cubins = [compile_cubin(replace(spec, gated=g).source()) for g in (False, True)]
     assert cubins[1].notes == ()
@@ -171,8 +168,7 @@ def test_backward_compiles_clean(name: str) -> None:
         return
     plain, gated = (disassemble(c.image) for c in cubins)
     steady = tensor_loops(gated)[:2]
-    assert [loop.count("LDL") for loop in steady] == [KEPT_IN_LOCAL.get(name, 0)] * 2
-    assert not any(loop.count("STL") for loop in steady)
+    assert not any(loop.count("LDL") + loop.count("STL") for loop in steady)
     for op in ("HGMMA", "UTMALDG", "MUFU.EX2"):
         assert plain.count(op) == gated.count(op), op
 
