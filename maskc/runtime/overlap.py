@@ -254,7 +254,7 @@ class Overlapped(KeyBuffer):
         words: list[StreamWord] = []
         for op in operations:
             if isinstance(op, Tell):
-                words += [StreamWord(False, at, op.epoch & 0xFFFFFFFF) for at in self._told_of(op)]
+                words += [StreamWord(False, self._told_at[op.owner] + 4 * p, op.epoch & 0xFFFFFFFF) for p in op.pieces]
                 continue
             assert isinstance(op, Wait | Put)
             waits = isinstance(op, Wait)
@@ -356,11 +356,11 @@ class Overlapped(KeyBuffer):
         rows = {owner: sum(s.rows for s in self.plan.pulls if s.source == owner) for owner in self.plan.sources}
         return {owner: n * self.shape.heads * self.shape.gradient_bytes for owner, n in rows.items()}
 
-    def _told_of(self, op: Tell) -> Iterable[int]:
-        """Addresses of the words of what was pushed."""
-        assert self.transport.takes is not None
-        words = self.transport.takes.told(op.owner, self.plan.rank).data_ptr()
-        return (words + 4 * piece for piece in op.pieces)
+    @cached_property
+    def _told_at(self) -> dict[int, int]:
+        """Address of the first word that tells each owner of gradients."""
+        taking = self.transport.takes
+        return {} if taking is None else {o: taking.told(o, self.plan.rank).data_ptr() for o in self.plan.sources}
 
     def _added(self, own: InPlace | None, whole: Whole | None, epoch: int) -> exchange.Added | None:
         """What the backward kernel adds up itself."""

@@ -20,8 +20,8 @@ from maskc.runtime.exchange import lent_table, way_tables
 from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
-from maskc.runtime.overlap_grads import Gradients, Owners, Told, arranged, first_places, places, reports, result_rows
-from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces, leaves_little
+from maskc.runtime.overlap_grads import Gradients, Owners, Result, Told, arranged, first_places, places, reports, result_rows
+from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces, leaves_little, sent_together
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
 from maskc.runtime.overlap_sum import GradientSum, by_blocks, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
@@ -32,8 +32,6 @@ from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_majo
 Spec = TypeVar("Spec", KernelSpec, BackwardSpec)
 TICK = 1024e-9
 """Seconds of one unit of the gate's clock."""
-SEND_OPERATIONS = 400
-"""Of one call on the stream that gradients leave by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ class KeyBuffer:
             forward_pieces = choose_pieces(plan, joining, *given, speed)
             chosen = forward_pieces, choose_backward_pieces(plan, self.layout, *given, speed)
         forward, back = (self._cut(plan, c, groups) for c in chosen)
-        return forward, replace(back, together=_together(back.plan, back.groups, shape.batch), first=forward.words)
+        return forward, replace(back, together=sent_together(back.plan, back.groups, shape.batch), first=forward.words)
 
     def _cut(self, plan: OverlapPlan, chosen: tuple[int, int], groups: int | None) -> Cut:
         plan = joined(plan, self.layout, chosen[1]) if self.transport.joins else plan
@@ -261,7 +259,7 @@ class KeyBuffer:
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
             self._report()
-            rows, acc = result_rows(self.plan).rows, accumulator(q.dtype)
+            rows, acc = self._results[0].rows, accumulator(q.dtype)
             dk, dv = (t.new_zeros((1, t.shape[0], t.shape[2], rows, t.shape[3]), dtype=acc) for t in (keys, values))
             octets = gated and q.device.type == "cuda"  # what others give and push is
             return Gradients(torch.zeros_like(q), dk, dv, octets)
@@ -283,7 +281,7 @@ class KeyBuffer:
         tables = self._backward_tables(local, q, deterministic, whole is not None)
         gate = self._backward_gate(tables, spec.block_kv, there, own.block if own else NOWHERE, whole, give)
         run = partial(run, gate=gate, own=own.pair if own else None, whole=whole.results if whole else None, leave=leave)
-        return Gradients(*run(_gated(spec), rows=result_rows(self.plan, give).rows), True, give)
+        return Gradients(*run(_gated(spec), rows=self._results[give].rows), True, give)
 
     def gives_gradients(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> bool:
         """Whether a gated kernel writes gradients of others' keys to where their owners add them up.
@@ -293,12 +291,20 @@ class KeyBuffer:
         """
         runs = q.device.type == "cuda" and q.shape[1] > 0 and self.plan.rows > 0
         gives = runs and self.transport.takes is not None and len(self.plan.sources) <= OWNERS
-        little = gives and leaves_little(self.plan, self._row_bytes, self.rate, self._speed)
-        return little and self.splits(local, q, deterministic) == 1
+        return gives and self._little_leaves and self.splits(local, q, deterministic) == 1
+
+    @cached_property
+    def _little_leaves(self) -> bool:
+        return leaves_little(self.plan, self._row_bytes, self.rate, self._speed)
+
+    @cached_property
+    def _results(self) -> tuple[Result, Result]:
+        """The rows that a kernel leaves of gradients, where those of others are pushed, and where they are given."""
+        return result_rows(self.plan), result_rows(self.plan, True)
 
     def result_rows(self, at: Slot) -> slice:
         """Of the gradients of all keys, those of a slot of a cut."""
-        start = result_rows(self.plan).starts[at.chunk]
+        start = self._results[0].starts[at.chunk]
         return slice(start, start + sum(padded(self.layout.size_of(c)) for c in at.chunks))
 
     def splits(self, local: BoundaryVectors, q: Tensor, deterministic: bool = False) -> int:
@@ -449,13 +455,6 @@ class KeyBuffer:
         if not there:
             for piece in cut.pieces:
                 self.queues.wait("compute", self.address(cut, Word("flag", self.plan.rank, piece)), self.epoch)
-
-
-def _together(plan: OverlapPlan, groups: int, batch: int) -> int:
-    """Groups of heads whose gradients leave in one copy: behind a wait, a stream takes some 1000 operations and no more."""
-    copies = 2 * batch * sum(len(s.chunks) for s in plan.pulls)
-    fitting = (n for n in range(1, groups + 1) if groups % n == 0)
-    return next((n for n in fitting if groups * len(plan.pulls) + copies * groups // n <= SEND_OPERATIONS), groups)
 
 
 def _check(plan: OverlapPlan, keys: Layout, timeout: float) -> None:

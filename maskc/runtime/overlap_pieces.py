@@ -34,6 +34,8 @@ FEWEST_BACKWARD = 8
 """Pieces of a backward where they can be had."""
 ENOUGH_PIECES = 32
 """Of a backward of unknown speed: then what cannot hide, the first that comes and the last that leaves, is some percent."""
+SEND_OPERATIONS = 400
+"""Of one call on the stream that gradients leave by."""
 GRADIENTS = 2
 """Bytes of the gradients of a key, in fp32, over its own."""
 GIVEN_SHARE = 1 / 3
@@ -179,3 +181,10 @@ def choose_given(
 def _enough(plan: OverlapPlan, keys: Layout, possible: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """The first, of the fewest groups, that gives ENOUGH_PIECES, else the last."""
     return next((c for c in possible if c[0] * len(joined(plan, keys, c[1]).pulls) >= ENOUGH_PIECES), possible[-1])
+
+
+def sent_together(plan: OverlapPlan, groups: int, batch: int) -> int:
+    """Groups of heads whose gradients leave in one copy: behind a wait, a stream takes some 1000 operations and no more."""
+    copies = 2 * batch * sum(len(s.chunks) for s in plan.pulls)
+    fitting = (n for n in range(1, groups + 1) if groups % n == 0)
+    return next((n for n in fitting if groups * len(plan.pulls) + copies * groups // n <= SEND_OPERATIONS), groups)

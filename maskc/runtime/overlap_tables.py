@@ -164,8 +164,8 @@ def backward_tables(
     """Tables of a mask over the key buffer.
 
     arrivals: seconds after which each piece is expected. first: the kernel counts slots, and with them the words of
-    pieces, from this number on. given: gradients of others' keys leave as their tiles end, and the kernel adds to those of own
-    keys what others have of them; else they leave piece by piece.
+    pieces, from this number on. given: the kernel adds to the gradients of own keys what others have of them. Tiles that these
+    wait for are then spread, and leave as they end, or soon behind where they are pushed; else what counts is the last piece.
     """
     ranges = plan.block_slots(spec.block_kv)
     load = backward_load(local, spec, units)
