@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 
 from tests.gpu.pool import Job, Outcome, run_jobs
+
+ENDED, ALIVE = os.pipe()
+"""Whatever is started here holds the second until it ends: then the first is at its end."""
 
 
 def right() -> str:
@@ -35,7 +39,7 @@ def crashes() -> str:
 
 def hangs() -> str:
     """With a process of its own, which must not stay either."""
-    return str(subprocess.run(["sleep", "1000.25"], check=False))
+    return str(subprocess.run(["sleep", "1000"], check=False, pass_fds=[ALIVE]))
 
 
 def loses_its_context() -> str:
@@ -68,7 +72,10 @@ def main() -> None:
         deadline=started + float(sys.argv[1]),
     )  # fmt: skip
     seconds = time.monotonic() - started
-    print(json.dumps({"outcomes": [asdict(o) for o in outcomes], "said": sorted(said), "seconds": seconds}))
+    os.close(ALIVE)
+    alone = bool(select.select([ENDED], [], [], 10.0)[0])
+    told = {"outcomes": [asdict(o) for o in outcomes], "said": sorted(said), "seconds": seconds, "alone": alone}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
