@@ -30,9 +30,10 @@ from maskc.runtime import comm, exchange, hopper
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_grads import Gradients
-from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Lasting, Whole, backward_block, forward_block
+from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Whole, backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut
 from maskc.runtime.overlap_sum import over_splits
+from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.protocol import (
     Attend,
     Begin,

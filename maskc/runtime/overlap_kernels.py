@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple, TypeVar
 
@@ -21,10 +21,19 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.machine import DEFAULT_MACHINE
 from maskc.runtime.merge import Partial, accumulator, empty
 from maskc.runtime.overlap_grads import Gradients, Owners, Result, Told, arranged, first_places, places, reports, result_rows
-from maskc.runtime.overlap_pieces import Speed, choose_backward_pieces, choose_given, choose_pieces, leaves_little, sent_together
+from maskc.runtime.overlap_pieces import (
+    Leaving,
+    Speed,
+    choose_backward_pieces,
+    choose_given,
+    choose_pieces,
+    sent_together,
+    way_of_gradients,
+)
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
 from maskc.runtime.overlap_sum import GradientSum, by_blocks, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
+from maskc.runtime.overlap_words import OWNERS, Lasting
 from maskc.runtime.protocol import Gift, Word, gifts
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major, padded
@@ -32,36 +41,6 @@ from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_majo
 Spec = TypeVar("Spec", KernelSpec, BackwardSpec)
 TICK = 1024e-9
 """Seconds of one unit of the gate's clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lasting:
-    """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
-
-    flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
-    backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
-    no row sees are counted before their keys are there. sent: of each owner, how many of its pieces have been given in this
-    launch; zero between kernels. lost: not zero once a kernel that gives gradients gave up. failed: in host memory, not zero
-    once this rank, or somebody else for it, gave up waiting; everybody: those words of all ranks that go by it.
-    """
-
-    flags: Tensor
-    finished: Tensor
-    counts: Tensor
-    copied: Tensor
-    sent: Tensor
-    lost: Tensor
-    failed: Tensor
-    everybody: Tensor
-
-    @classmethod
-    def of(cls, device: torch.device, words: int = 2 * GATE_SLOTS) -> Lasting:
-        """Zeros; the device's are there for every stream once the current stream of the device is."""
-        flags, finished, counts, copied = torch.zeros(4, max(1, words), dtype=torch.int32, device=device)
-        failed = torch.zeros(1, dtype=torch.int32)
-        sent = torch.zeros(OWNERS + 1, dtype=torch.int32, device=device)
-        failed = failed.pin_memory() if device.type == "cuda" else failed
-        return cls(flags, finished, counts, copied, sent[:OWNERS], sent[OWNERS:], failed, failed)
 
 
 class Whole(NamedTuple):
@@ -89,8 +68,6 @@ class InPlace(NamedTuple):
     lead: tuple[tuple[int, slice], ...]
 
 
-OWNERS = 64
-"""Ranks that a kernel gives gradients to; where there are more, it gives none."""
 NOWHERE = 1 << 30
 """First block of own keys where the kernel finds them in the buffer."""
 
@@ -127,7 +104,9 @@ class KeyBuffer:
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.holds: Tensor | None = None
-        self.forward_cut, self.backward_cut = self._cuts(plan, groups)
+        self.forward_cut, back = self._cuts(plan, groups)
+        together = back.groups if self._leaving == "at once" else sent_together(back.plan, back.groups, shape.batch)
+        self.backward_cut = replace(back, together=together)
         self.cuts_of_readers = {reader: self._cuts(theirs, groups) for reader, theirs in (readers or {}).items()}
         self.words = lasting or Lasting.of(device, self.forward_cut.words + self.backward_cut.words)
         if (giving := transport.gives) is None:
@@ -165,7 +144,7 @@ class KeyBuffer:
             forward_pieces = choose_pieces(plan, joining, *given, speed)
             chosen = forward_pieces, choose_backward_pieces(plan, self.layout, *given, speed)
         forward, back = (self._cut(plan, c, groups) for c in chosen)
-        return forward, replace(back, together=sent_together(back.plan, back.groups, shape.batch), first=forward.words)
+        return forward, replace(back, first=forward.words)
 
     def _cut(self, plan: OverlapPlan, chosen: tuple[int, int], groups: int | None) -> Cut:
         plan = joined(plan, self.layout, chosen[1]) if self.transport.joins else plan
@@ -287,15 +266,16 @@ class KeyBuffer:
         """Whether a gated kernel writes gradients of others' keys to where their owners add them up.
 
         Where several CTAs share the query heads of a key head, each has but a part of their sum. Where gradients would take much
-        of the time of attention, kernels would wait for their stores.
+        of the time of attention, kernels would wait for their stores; where they take little of a long time, they leave at once.
         """
         runs = q.device.type == "cuda" and q.shape[1] > 0 and self.plan.rows > 0
         gives = runs and self.transport.takes is not None and len(self.plan.sources) <= OWNERS
-        return gives and self._little_leaves and self.splits(local, q, deterministic) == 1
+        return gives and self._leaving == "given" and self.splits(local, q, deterministic) == 1
 
     @cached_property
-    def _little_leaves(self) -> bool:
-        return leaves_little(self.plan, self._row_bytes, self.rate, self._speed)
+    def _leaving(self) -> Leaving:
+        both = self.transport.takes is not None
+        return way_of_gradients(self.plan, self._row_bytes, self.rate, self._speed) if both else "by pieces"
 
     @cached_property
     def _results(self) -> tuple[Result, Result]:
@@ -432,7 +412,8 @@ class KeyBuffer:
         split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
         units = Units(q.shape[0], q.shape[2], cut.heads, *split, cut.groups)
         on = self._arrivals[1], hopper.multiprocessors(q.device), q.device
-        return backward_tables(local, cut.plan, spec, units, *on, cut.first, whole)
+        at_once = self._leaving == "at once" and units.splits == 1
+        return backward_tables(local, cut.plan, spec, units, *on, cut.first, whole, at_once)
 
     @cached_property
     def _arrivals(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

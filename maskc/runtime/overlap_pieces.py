@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -40,8 +40,14 @@ GRADIENTS = 2
 """Bytes of the gradients of a key, in fp32, over its own."""
 GIVEN_SHARE = 1 / 3
 """Of the time of attention, that gradients may take on the link which a kernel gives: of half of it, more hides if pushed."""
+LONG_SECONDS = 5e-3
+"""Of a backward, from which a GPU runs at its limit of power. A link that is merely awake then costs attention 2.7 % of its
+time, so gradients that take little of it leave at once, and not while the whole kernel runs."""
 ROW_TILE = 192
 """Rows of a tile of the forward, or thereabouts."""
+Leaving: TypeAlias = Literal["given", "by pieces", "at once"]
+"""How gradients of others' keys leave where both ways are open: given by the kernel as its tiles end, or pushed by copy engines,
+those of each piece as they are complete, or of all heads of a slot together."""
 
 
 class Speed(NamedTuple):
@@ -127,18 +133,25 @@ def choose_backward_pieces(
     pieces = {g: g * len(joined(plan, keys, rows).pulls) for g, rows in possible}
     lent = sum(keys.size_of(c) for _, chunks in plan.lends for c in chunks)
     coming, gradients = (rows * 2 * row_bytes / rate for rows in (sum(s.rows for s in plan.pulls), GRADIENTS * lent))
-    attention = BACKWARD_FACTOR * sum(w.cells for w in plan.work) * speed.cell / speed.processors
+    attention = backward_seconds(plan, speed)
     ends = {g: backward_end(max(1, n), coming, gradients, attention) for g, n in pieces.items()}
     chosen = _fewest(ends, pieces, FEWEST_BACKWARD)
     return next(c for c in possible if c[0] == chosen)
 
 
-def leaves_little(plan: OverlapPlan, row_bytes: int, rate: float, speed: Speed | None) -> bool:
-    """Whether gradients of others' keys take no more than GIVEN_SHARE of the backward; so it is where the plan does not say."""
+def way_of_gradients(plan: OverlapPlan, row_bytes: int, rate: float, speed: Speed | None) -> Leaving:
+    """How those of others' keys leave; given where the plan does not say what there is to do."""
     if speed is None or not plan.work:
-        return True
-    leaving = GRADIENTS * 2 * row_bytes * sum(s.rows for s in plan.pulls) / rate
-    return leaving <= GIVEN_SHARE * BACKWARD_FACTOR * sum(w.cells for w in plan.work) * speed.cell / speed.processors
+        return "given"
+    leaving, attention = GRADIENTS * 2 * row_bytes * sum(s.rows for s in plan.pulls) / rate, backward_seconds(plan, speed)
+    if leaving > GIVEN_SHARE * attention:
+        return "by pieces"
+    return "at once" if attention >= LONG_SECONDS else "given"
+
+
+def backward_seconds(plan: OverlapPlan, speed: Speed) -> float:
+    """Of the kernel alone, about."""
+    return BACKWARD_FACTOR * sum(w.cells for w in plan.work) * speed.cell / speed.processors
 
 
 def backward_end(pieces: int, keys: float, gradients: float, attention: float) -> float:

@@ -25,10 +25,10 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
 from maskc.runtime.overlap_grads import Gradients
-from maskc.runtime.overlap_kernels import Lasting
 from maskc.runtime.overlap_plan import Cut, overlap_plan
 from maskc.runtime.overlap_sum import by_blocks
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
+from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import (
