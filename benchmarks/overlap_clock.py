@@ -1,19 +1,19 @@
 """Times of ways that are compared, on several GPUs at once: what is fair, and how often each is measured.
 
-Ranks leave a barrier on their GPUs together, then wait so long that hosts are ahead; a time is that of the slowest rank, the
-median over rounds.
+Ranks leave a barrier on their GPUs together, hosts being ahead; a time is that of the slowest rank, the median over rounds.
 
 Long calls run at the limit of power: how fast they are depends on what ran before, by some percent, as a GPU comes cool out
-of copies and hot out of attention. So ways that are compared go through a Williams square: in as many rounds as there are
-of them each comes once right behind every other one, and first once. Behind them in a round come the others. Where
-calls are long, the two ways of the bars are measured again, in turn, for PAIR_SECONDS.
+of copies or a pause and hot out of attention. So ways that are compared, attention alone among them, go through whole
+Williams squares with nothing in between: in as many rounds as there are of them each comes once right behind every other
+one, and first once. All of them have equally many rounds. What nothing is compared with comes after them, in rounds of
+its own.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -26,16 +26,14 @@ CYCLES = 2_000_000
 """Of a millisecond that a GPU waits after the barrier while its host enqueues."""
 LONGEST = 8.0
 """Of that wait, ms."""
-BUDGET = 0.1
-"""Seconds of a way in a cell, which the number of rounds follows."""
-FEWEST, MOST = 4, 16
-"""Rounds."""
+LONG = 0.02
+"""Seconds of a step before which nobody waits: its host is ahead as soon as one such step runs."""
+SECONDS = 6.5
+"""For the squares of a cell."""
+FEWEST, MOST = 8, 12
+"""Rounds of these, in whole squares; the fewest whatever they take, where the time of all cells is not over."""
 OTHERS = 3
 """Rounds of ways that no bar looks at."""
-LONG = 0.02
-"""Seconds of a step whose two ways are measured again."""
-PAIR_SECONDS, MOST_PAIRS = 2.0, 8
-"""For all these rounds, and how many there are at most."""
 Times = dict[tuple[str, str], tuple[float, float]]
 """(way, direction): slowest rank and mean of the ranks, ms."""
 Name = TypeVar("Name")
@@ -48,8 +46,11 @@ class Clock:
         self.peer, self.device = peer, device
         self.token = torch.zeros(1, device=device)
         self.cycles = int(ahead * CYCLES)
+        if ON_GPUS:  # a start for hosts
+            torch.cuda._sleep(int(LONGEST * CYCLES))
         self.marks: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
         self.host: dict[tuple[str, str], list[float]] = {}
+        self.ends: list[torch.cuda.Event] = []
 
     def time(self, name: str, direction: str, run: Callable[[], Any]) -> Any:
         dist.all_reduce(self.token, group=self.peer.group)
@@ -58,13 +59,17 @@ class Clock:
             result = run()
             self.marks.setdefault((name, direction), []).append((started, time.perf_counter()))
             return result
-        torch.cuda._sleep(self.cycles)
+        if len(self.ends) > 1:  # else queues fill up, and a host that waits for room seems slow
+            self.ends[-2].synchronize()
+        if self.cycles:
+            torch.cuda._sleep(self.cycles)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         began = time.perf_counter()
         result = run()
         self.host.setdefault((name, direction), []).append(1e3 * (time.perf_counter() - began))
         end.record()
+        self.ends.append(end)
         self.marks.setdefault((name, direction), []).append((start, end))
         return result
 
@@ -81,27 +86,22 @@ class Clock:
             dist.all_gather(everyone, mine, group=self.peer.group)
             table = torch.stack(everyone)
             slowest = table.max(0).values
-            found[key] = slowest.median().item(), table.mean(0).median().item()
-            low, high = torch.quantile(slowest, slowest.new_tensor([0.25, 0.75])).tolist()
-            spread[key] = low, high
+            low, middle, high = torch.quantile(slowest, slowest.new_tensor([0.25, 0.5, 0.75])).tolist()
+            found[key], spread[key] = (middle, table.mean(0).quantile(0.5).item()), (low, high)
         return found, spread
 
 
 class Pace(NamedTuple):
-    """rounds of all ways, pairs: rounds of two alone. ahead: ms that GPUs wait for their hosts."""
+    """rounds of the ways that are compared. ahead: ms that GPUs wait for their hosts before each call."""
 
     rounds: int
-    pairs: int
     ahead: float
 
 
-def pace(peer: Peer, device: torch.device, steps: Mapping[str, Sequence[Callable[[], Any]]], ways: int, left: float) -> Pace:
-    """The same on all ranks, from one step of some of the ways, which makes the machine warm. left: seconds, at most.
-
-    Whole squares of them, so many that one of `ways` ways takes about BUDGET.
-    """
-    longest, whole = 0.0, 0.0
-    for calls in steps.values():
+def pace(peer: Peer, device: torch.device, steps: Sequence[Sequence[Callable[[], Any]]], left: float) -> Pace:
+    """The same on all ranks, from a step of the first way, and of the others where it is short. left: seconds, at most."""
+    longest, whole, timed = 0.0, 0.0, 0
+    for calls in steps:
         for call in calls:
             started = time.monotonic()
             call()
@@ -109,16 +109,22 @@ def pace(peer: Peer, device: torch.device, steps: Mapping[str, Sequence[Callable
             if ON_GPUS:
                 torch.cuda.synchronize()
             whole += time.monotonic() - started
-    found = torch.tensor([longest, whole, -left], device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=peer.group)
-    longest, whole, left = found.tolist()
-    step, ahead = whole / max(1, len(steps)), min(LONGEST, 1.0 + 1.3e3 * longest)
-    one = step + 2e-3 * ahead
-    square = len(orders(len(steps)))
-    most = min(BUDGET, -left / max(1, ways)) / one
-    rounds = max(-(-FEWEST // square), int(min(MOST, most)) // square) * square
-    pairs = min(MOST_PAIRS, int(min(PAIR_SECONDS, -left / 4) / one / 2)) if step > LONG else 0
-    return Pace(rounds, pairs, ahead)
+        found = torch.tensor([longest, whole, -left], device=device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=peer.group)
+        longest, whole, timed = *found.tolist()[:2], timed + 1
+        left = -found[2].item()
+        if whole > LONG * timed:
+            break
+    step = whole / max(1, timed)
+    ahead = 0.0 if step > LONG else min(LONGEST, 1.0 + 1.3e3 * longest)
+    return Pace(whole_squares(len(steps), step + 2e-3 * ahead, left), ahead)
+
+
+def whole_squares(ways: int, step: float, left: float) -> int:
+    """Rounds of so many ways that are worth their time. step, left: seconds, of one step and at most."""
+    square, one = len(orders(ways)), ways * step
+    worth = max(FEWEST, min(MOST, int(SECONDS / one)))
+    return max(square, min(worth, int(left / one)) // square * square)
 
 
 def orders(n: int) -> list[tuple[int, ...]]:
@@ -130,11 +136,11 @@ def orders(n: int) -> list[tuple[int, ...]]:
     return rows if n % 2 == 0 else rows + [row[::-1] for row in rows]
 
 
-def rounds(compared: Sequence[Name], others: Sequence[Name], pair: Sequence[Name], planned: Pace) -> Iterator[list[Name]]:
-    """What is measured in each round, in order; the same on all ranks."""
+def rounds(compared: Sequence[Name], others: Sequence[Name], count: int) -> Iterator[list[Name]]:
+    """What is measured in each round, in order, the same on all ranks: `count` rounds of `compared`, then OTHERS of `others`."""
     rng = random.Random(0)
     compared, square = rng.sample(list(compared), len(compared)), orders(len(compared))
-    for i in range(planned.rounds):
-        yield [compared[x] for x in square[i % len(square)]] + (rng.sample(list(others), len(others)) if i < OTHERS else [])
-    for i in range(planned.pairs if len(pair) > 1 else 0):
-        yield list(pair if i % 2 == 0 else reversed(pair))
+    for i in range(count):
+        yield [compared[x] for x in square[i % len(square)]]
+    for _ in range(OTHERS):
+        yield rng.sample(list(others), len(others))

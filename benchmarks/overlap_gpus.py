@@ -13,11 +13,11 @@ Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
     dual-chunk gather        zigzag plan, NCCL's own all-gather and reduce-scatter of everything (gradients in bf16), one kernel
     torch context parallel   torch's context-parallel FlexAttention with its head-tail balancer (--torch: it compiles for long)
 
-Times are those of `benchmarks.overlap_clock`: of the slowest rank, medians over rounds in which ways that are compared follow
-each other equally often. E = 1 - (gated - attention) / communication, never clamped, attention being the gated kernel with
-every chunk there and gradients in its own memory, communication the copies alone on all ranks at once (backward: keys in,
-gradients out, their sum). e_possible is what no order of work could beat (`benchmarks.overlap_bounds`; the sum of gradients
-hidden). The file is written after every cell.
+Times are those of `benchmarks.overlap_clock`: of the slowest rank, medians over rounds in which what is compared (gated, dual
+chunk, the attention of both alone) follows each other equally often. E = 1 - (gated - attention) / communication, never
+clamped, attention being the gated kernel with every chunk there and gradients in its own memory, communication the copies
+alone on all ranks at once (backward: keys in, gradients out, their sum). e_possible is what no order of work could beat
+(`benchmarks.overlap_bounds`; the sum of gradients hidden). The file is written after every cell.
 """
 
 from __future__ import annotations
@@ -75,12 +75,10 @@ from maskc.runtime.plan import plan as make_plan
 
 KEPT = "gated, keys kept"
 WAYS = ("gated", KEPT, "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
-BARS = ("gated", "dual-chunk gather")
-"""Ways that the bars compare."""
-EVERYWHERE = (*BARS, "ring")
+EVERYWHERE = ("gated", "dual-chunk gather", "ring")
 """Ways of every cell; the others are measured in the first FULL cells alone."""
-COMPARED = (*BARS, "attention", "dual-chunk attention")
-"""What bars are made of."""
+COMPARED = ("gated", "dual-chunk gather", "attention", "dual-chunk attention")
+"""What bars compare: in equally many rounds, each behind each other one equally often."""
 FULL = 10
 PROCESSORS, SUM_RATE = 132, 3.4e12
 """Multiprocessors of a GPU, and bytes per second of its sum of gradients alone."""
@@ -147,11 +145,9 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     def step(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         return runs[name].forward, partial(runs[name].backward, *results[name])
 
-    planned = pace(rank.peer, rank.device, {name: step(name) for name in compared or runs}, len(runs), seconds)
+    planned = pace(rank.peer, rank.device, [step(name) for name in compared or runs], seconds)
     clock = Clock(rank.peer, rank.device, planned.ahead)
-    others = [name for name in runs if name not in compared]
-    pair = [name for name in BARS if name in runs]
-    for names in rounds(compared, others, pair, planned):
+    for names in rounds(compared, [name for name in runs if name not in compared], planned.rounds):
         for name in names:
             got = clock.time(name, "forward", runs[name].forward)
             given = results["attention"] if name == "communication" else got
@@ -309,7 +305,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         spec = case.spec()
         started = time.monotonic()
         ways = [w for w in everywhere if w == "gated"] if cell.chunks else every if number < FULL else everywhere
-        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() / 4)
+        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() * 2 / 3)
         rows += found
         if rank == 0:
             write(args.out, world, rows)

@@ -1,4 +1,4 @@
-"""What is compared follows each other equally often, and first come all of them."""
+"""What is compared follows each other equally often, in whole squares with nothing between."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.overlap_clock import OTHERS, Pace, orders, rounds
+from benchmarks.overlap_clock import FEWEST, MOST, OTHERS, orders, rounds, whole_squares
 
 
 @pytest.mark.parametrize("n", range(1, 8))
@@ -20,10 +22,26 @@ def test_each_is_right_behind_every_other_equally_often(n: int) -> None:
     assert len(set(Counter(row[0] for row in rows).values())) == 1
 
 
-def test_a_square_then_the_pair_in_turn() -> None:
-    found = list(rounds("abcd", "xy", "ab", Pace(8, 3, 1.0)))
-    assert [sorted(names) for names in found[:OTHERS]] == [list("abcdxy")] * OTHERS
-    assert [sorted(names) for names in found[OTHERS:8]] == [list("abcd")] * (8 - OTHERS)
-    assert [names[:4] for names in found[4:8]] == [names[:4] for names in found[:4]]
-    assert found[8:] == [["a", "b"], ["b", "a"], ["a", "b"]]
-    assert not any({"x", "y"} & set(names[:4]) for names in found)
+def test_whole_squares_and_then_the_others_apart() -> None:
+    found = list(rounds("abcd", "xy", 8))
+    assert [sorted(names) for names in found] == [list("abcd")] * 8 + [list("xy")] * OTHERS
+    assert found[4:8] == found[:4]
+    assert len({tuple(names) for names in found[:4]}) == 4
+    assert list(rounds("", "x", 8))[8:] == [["x"]] * OTHERS
+
+
+@pytest.mark.parametrize("ways", range(1, 6))
+@given(step=st.floats(1e-4, 10), left=st.floats(0.0, 200))
+def test_rounds_are_whole_squares_that_the_time_allows(ways: int, step: float, left: float) -> None:
+    square = len(orders(ways))
+    found = whole_squares(ways, step, left)
+    assert found % square == 0
+    assert square <= found <= max(square, MOST)
+    assert found == square or found * ways * step <= left
+    if left > (FEWEST + square) * ways * step:
+        assert found > FEWEST - square
+
+
+def test_long_calls_have_two_squares_of_four_and_shorter_ones_three() -> None:
+    assert [whole_squares(4, step, 100) for step in (0.39, 0.196, 0.1, 0.003)] == [8, 8, 12, 12]
+    assert whole_squares(2, 0.003, 100) == 12
