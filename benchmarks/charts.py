@@ -29,11 +29,11 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.{max(0, 2 - math.floor(math.log10(abs(x))))}f}"
 
 
-def whiskers(rows: Mapping[str, Interval], unit: str, line: float | None = None, start: float = 0.0) -> str:
+def whiskers(rows: Mapping[str, Interval], unit: str, line: float | None = None) -> str:
     """A row for every name: a dot at the value, a whisker from low to high, and a vertical line at `line`."""
     step, top, labels = 34, 22, _label_room(rows)
     high = max([r.high for r in rows.values()] + ([line] if line is not None else []))
-    low = min([start] + [r.low for r in rows.values()])
+    low = min([0.0] + [r.low for r in rows.values()])
     ticks = axis(low, high)
     scale = (WIDTH - labels - 70) / (ticks[-1] - ticks[0])
 
@@ -56,12 +56,12 @@ def whiskers(rows: Mapping[str, Interval], unit: str, line: float | None = None,
     return _figure(out, height + 8, top, f"{unit}: {', '.join(rows)}")
 
 
-def lines(series: Mapping[str, Mapping[str, float]], unit: str, start: float | None = 0.0) -> str:
+def lines(series: Mapping[str, Mapping[str, float]], unit: str) -> str:
     """Series over the same categories, in the order of their first appearance."""
     categories = list(dict.fromkeys(c for values in series.values() for c in values))
     every = [v for values in series.values() for v in values.values()]
     height, top, left = 270, 20, 66
-    ticks = axis(min(every) if start is None else min(start, *every), max(every))
+    ticks = axis(min(0.0, *every), max(every))
     scale = height / (ticks[-1] - ticks[0])
     step = (WIDTH - left - 30) / max(1, len(categories) - 1)
 
@@ -145,10 +145,10 @@ def legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def axis(low: float, high: float, most: int = 7) -> list[float]:
-    """Round ticks that cover [low, high]."""
+def axis(low: float, high: float) -> list[float]:
+    """Seven round ticks or so that cover [low, high]."""
     span = max(high - low, 1e-9)
-    raw = span / most
+    raw = span / 7
     power = 10 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw)
     first = math.floor(low / step + 1e-9)

@@ -25,7 +25,8 @@ def compile_target(target: str | Path, *, strict: bool = False) -> CompiledMask:
     `.warnings`; with `strict` a mask that is neither proved nor refuted (W301) is an error.
 
     Raises MaskcError with everything that is wrong: M0xx, M1xx in the text, M201 for a form that no row intervals can
-    hold, M301 with the smallest column that needs more than two masked runs, M303 for a claim that does not hold.
+    hold, M301 with the smallest column that needs more than two masked runs, M302 for too many cases, M303 for a claim that
+    does not hold.
     """
     return _announced(targets.load(target), strict)
 
@@ -97,7 +98,8 @@ def run(
 
     Raises:
         MaskcTypeError: an argument that `run` does not have (M501) or of the wrong type (M510, M511).
-        MaskcError: M4xx where data do not fit the mask or the tensors, M502 to M512 for tensors and backends.
+        MaskcError: M4xx where data do not fit the mask or the tensors, M5xx for tensors and backends, M6xx where a kernel
+            cannot be built, loaded or launched, M7xx between ranks.
     """
     from maskc.runtime.run import check_keywords
     from maskc.runtime.run import run as run_bound

@@ -39,9 +39,9 @@ def tile_counts(classes: torch.Tensor) -> dict[TileClass, int]:
     return {c: counts[c] for c in TileClass}
 
 
-def picture(v: BoundaryVectors, marks: Sequence[int] = (), batch: int = 0, head: int = 0) -> list[str]:
+def picture(v: BoundaryVectors, marks: Sequence[int] = (), head: int = 0) -> list[str]:
     """Rows down, keys across, `#` where the row sees the key. `marks`: keys before which a gap shows a boundary."""
-    visible = (~v.masked()[batch, head]).tolist()
+    visible = (~v.masked()[0, head]).tolist()
     gaps = {m for m in marks if 0 < m < v.nk}
     width = len(str(v.nq - 1))
     lines = []

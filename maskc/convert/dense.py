@@ -18,21 +18,23 @@ _SLAB = 1 << 22  # elements at once
 _RUNS = 3  # visible runs of a column with at most two masked ones
 
 
-def from_dense(visible: object, *, what: str = "dense mask") -> BoundMask:
+def from_dense(visible: object) -> BoundMask:
     """The mask of a bool tensor [nq, nk], [batch, nq, nk] or [batch, heads, nq, nk], True where row q sees key k.
 
     Additive masks of floats are refused rather than guessed at: pass `mask == 0`. Raises M451 for shape or dtype, M450
     with the first column that needs more than two masked runs.
     """
-    mask = tensor_of(f"the {what}", visible)
+    mask = tensor_of("the dense mask", visible)
     if mask.dtype != torch.bool:
-        raise error("M451", f"the {what} is {mask.dtype}, not bool", None, "True = visible; of an additive mask pass `mask == 0`")
+        hint = "True = visible; of an additive mask pass `mask == 0`"
+        raise error("M451", f"the dense mask is {mask.dtype}, not bool", None, hint)
     if not 2 <= mask.ndim <= 4:
-        raise error("M451", f"the {what} has shape {tuple(mask.shape)}, not [nq, nk], [batch, nq, nk] or [batch, heads, nq, nk]")
+        wanted = "[nq, nk], [batch, nq, nk] or [batch, heads, nq, nk]"
+        raise error("M451", f"the dense mask has shape {tuple(mask.shape)}, not {wanted}")
     mask = mask[(None,) * (2 - mask.ndim + 2)] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
     batch, heads, nq, nk = mask.shape
     step = max(1, _SLAB // max(1, batch * heads * nq))
-    return from_slabs((mask[..., c : c + step] for c in range(0, max(1, nk), step)), nq, what)
+    return from_slabs((mask[..., c : c + step] for c in range(0, max(1, nk), step)), nq, "dense mask")
 
 
 def to_dense(mask: Mask, nq: int | None = None, nk: int | None = None, *, limit: int = LIMIT) -> Tensor:

@@ -75,9 +75,9 @@ class Lowered:
     hole_free: frozenset[str]
 
 
-def lower(fn: MaskFn, body: Pred | None = None, space: Space | None = None) -> Lowered:
-    """The cases of `body` (of the mask itself by default). Raises M201 or M302."""
-    return lower_cases(fn, dnf(fn, fn.body if body is None else body), space or Space())
+def lower(fn: MaskFn, space: Space | None = None) -> Lowered:
+    """The cases of the mask. Raises M201 or M302."""
+    return lower_cases(fn, dnf(fn, fn.body), space or Space())
 
 
 def lower_cases(fn: MaskFn, conjunctions: Iterable[Literals], space: Space) -> Lowered:

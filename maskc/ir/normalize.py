@@ -292,9 +292,9 @@ def _each(s: Shape, change: Callable[[Expr], Expr]) -> Shape:
 # ---------------------------------------------------------------- disjunctive normal form
 
 
-def dnf(fn: MaskFn, p: Pred, positive: bool = True) -> tuple[Literals, ...]:
+def dnf(fn: MaskFn, p: Pred) -> tuple[Literals, ...]:
     """Conjunctions of literals, at most DNF_CAP of them (else M302). No two contain one another."""
-    out = _dnf(nnf(fn, p, positive), p.span or fn.span)
+    out = _dnf(nnf(fn, p), p.span or fn.span)
     return tuple(c for i, c in enumerate(out) if not _absorbed(c, i, out))
 
 

@@ -113,8 +113,8 @@ class _Parser:
             at = m.end()
         self.at = 0
 
-    def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self, *wanted: str) -> str:
         token = self.peek()

@@ -27,7 +27,7 @@ from maskc.runtime.plan_arguments import Spec
 from maskc.runtime.plan_specs import vectors_of
 from maskc.runtime.remember import derived
 from maskc.runtime.run import backend_for, check_backend, check_tensors, scale_of, vectors_on
-from maskc.runtime.schedule import DIRECT, STRATEGIES
+from maskc.runtime.schedule import DIRECT, STRATEGIES, check_strategy
 
 LOG = logging.getLogger("maskc")
 GATHER_LIMIT = 2 << 30
@@ -235,13 +235,6 @@ def _call(
         strategy = choice.strategy
     vectors = _on_device(spec, plan, q)
     return Call(plan, part, plan.schedule(strategy, part), vectors, peer, q.device, number, deterministic, name)
-
-
-def check_strategy(strategy: str) -> None:
-    """Raise M713 for an unknown strategy."""
-    known = (*STRATEGIES, *DIRECT)
-    if strategy != "auto" and strategy not in known:
-        raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(known)}, auto")
 
 
 def check_plan(plan: AttentionPlan, world: int, rank: int, q: Tensor, k: Tensor) -> None:

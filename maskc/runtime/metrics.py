@@ -5,6 +5,7 @@ from __future__ import annotations
 from maskc.diagnostics import error
 from maskc.runtime.machine import DEFAULT_MACHINE, Machine
 from maskc.runtime.plan import AttentionPlan
+from maskc.runtime.schedule import check_strategy
 
 Metrics = dict[str, float | int | bool | None]
 
@@ -25,10 +26,11 @@ def metrics(
     model of `maskc.runtime.machine`. exposed_ms: what the exchange adds to the step, known for "all-gather" (all of it),
     None where the schedule hides a part that only a measurement tells.
 
-    Raises MaskcError M511 for what is no plan.
+    Raises MaskcError M511 for what is no plan, M713 for an unknown strategy.
     """
     if not isinstance(plan, AttentionPlan):
         raise error("M511", f"plan is {type(plan).__name__}, not what maskc.plan returns")
+    check_strategy(strategy)
     needed = plan.received()
     others = [plan.keys.length - plan.keys.local_length(r) for r in range(plan.world)]
     total_needed, total = sum(needed), sum(others)

@@ -163,8 +163,9 @@ def _attend_together(
 def _check_share_of_one(spec: BoundMask, q: Tensor, k: Tensor, plan: AttentionPlan | None, strategy: str) -> None:
     """In a group of one a plan moves nothing, but it must be the plan of this call (M706, M707, M710, M713)."""
     from maskc.runtime import context_parallel
+    from maskc.runtime.schedule import check_strategy
 
-    context_parallel.check_strategy(strategy)
+    check_strategy(strategy)
     if plan is not None:
         context_parallel.check_plan(plan, 1, 0, q, k)
         if not torch.compiler.is_compiling():  # the digest is of data, which a graph does not look at

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from maskc.diagnostics import error
+from maskc.diagnostics import MaskcError, error
 from maskc.runtime.layout import Layout
 from maskc.runtime.remember import derived
 
@@ -26,6 +26,16 @@ DIRECT = ("gated", "copy-then-attend", "sm-copy")
 """Ways to bring the chunks of all-gather into the memory of their readers, which all ranks must be able to reach."""
 STAGES = 4
 """Groups of peers of the staged exchange."""
+
+
+def check_strategy(strategy: str) -> None:
+    """Raise M713 for what is neither a strategy nor "auto"."""
+    if strategy not in (known := (*STRATEGIES, *DIRECT, "auto")):
+        raise _unknown(strategy, known)
+
+
+def _unknown(strategy: str, known: Sequence[str]) -> MaskcError:
+    return error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -167,7 +177,7 @@ def _groups(strategy: str, keys: Layout, node_size: int, hierarchical: bool) -> 
         case "ring":
             return None
         case _:
-            raise error("M713", f"unknown strategy {strategy!r}", None, f"one of {', '.join((*STRATEGIES, *DIRECT))}, auto")
+            raise _unknown(strategy, (*STRATEGIES, *DIRECT))
 
 
 def _direct(keys: Layout, wanted: Sequence[frozenset[int]]) -> tuple[Move, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import maskc
 from maskc.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -57,6 +58,11 @@ def test_an_undecided_mask_warns_and_is_refused_under_strict(tmp_path: Path, cap
     assert main(["check", "--strict", str(path)]) == 1
     assert main(["explain", str(path)]) == 0
     assert "undecided" in capsys.readouterr().out
+    with pytest.warns(maskc.MaskcWarning, match="W301"):
+        assert [w.code for w in maskc.compile(path).warnings] == ["W301"]
+    for compiled in (lambda: maskc.compile(path, strict=True), lambda: maskc.compile_text(path.read_text(), strict=True)):
+        with pytest.raises(maskc.MaskcError, match="W301"):
+            compiled()
 
 
 def test_an_undecided_claim_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

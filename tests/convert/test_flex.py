@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 import maskc
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.convert import flex as flex_module
-from maskc.convert import from_block_mask, from_mask_mod, to_block_mask, to_dense, to_mask_mod
+from maskc.convert import from_block_mask, from_magi, from_mask_mod, to_block_mask, to_dense, to_magi, to_mask_mod
 from maskc.diagnostics import MaskcError
 from tests.convert.strategies import equal, seen, vectors
 
@@ -98,6 +98,21 @@ def test_what_is_refused() -> None:
         from_mask_mod(lambda b, h, q, k: q - k, 8, 8)
     with pytest.raises(MaskcError, match="M452"):
         from_mask_mod(lambda b, h, q, k: q >= k, 1 << 20, 1 << 20)
+    with pytest.raises(MaskcError, match=r"M452.*the mask_mod has 1 x 1 x 9 x 9 elements, more than limit = 80"):
+        from_mask_mod(lambda b, h, q, k: q >= k, 9, 9, limit=80)
+    with pytest.raises(MaskcError, match=r"M452.*the BlockMask has"):
+        from_block_mask(to_block_mask(maskc.compile("std:causal").bind(), 300, 300), limit=80)
+
+
+def test_a_mask_without_sizes_is_written_for_those_that_are_named() -> None:
+    causal = maskc.compile("std:causal").bind()
+    assert to_block_mask(causal, 300, 300).shape == (1, 1, 300, 300)
+    assert equal(from_mask_mod(to_mask_mod(causal, 20, 20), 20, 20, device="cpu").vectors(), causal.vectors(20, 20))
+    out = to_magi(causal, 20, 20)
+    assert equal(from_magi(out.q_ranges, out.k_ranges, out.types, nq=20, nk=20).vectors(), causal.vectors(20, 20))
+    for call in (to_block_mask, to_mask_mod, to_magi):
+        with pytest.raises(MaskcError, match="M415"):
+            call(causal)
 
 
 def test_per_batch_and_per_head_mask_mods() -> None:

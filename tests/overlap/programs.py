@@ -16,7 +16,9 @@ from maskc.runtime.protocol import (
     Sum,
     Wait,
     Word,
+    at_once,
     backward_steps,
+    by_pieces,
     call_steps,
     gifts,
     regrouped,
@@ -54,11 +56,15 @@ CALLS = {
     "given gradients, training": "fg",
     "given gradients, with kept keys": "fhfh",
     "given and pushed in turn": "gbgkh",
+    "pushed at once": "aaa",
+    "pushed at once, with kept keys": "fdad",
+    "given and pushed at once in turn": "gagdh",
 }
 """f: forward, c: keys first, b: backward whose gradients are pushed, o: with one copy engine, k: over the keys of the call
-before; g: backward whose kernel gives gradients, h: over the keys of the call before. Owners are told of pieces, but by o, k."""
-GATHERING, KEEPING, GIVING = "bog", "kh", "gh"
-"""Backward calls whose keys are copied, and are not; whose gradients are given."""
+before; a: all of them pushed at once, with one copy engine, d: over the keys of the call before; g: backward whose kernel gives
+gradients, h: over the keys of the call before. Owners are told of pieces, but by o, k."""
+GATHERING, KEEPING, GIVING, AT_ONCE = "boga", "khd", "gh", "ad"
+"""Backward calls whose keys are copied, and are not; whose gradients are given, and pushed at once."""
 
 
 def given_of(made: list[OverlapPlan], rank: int, groups: Sequence[int]) -> tuple[Gift, ...]:
@@ -91,7 +97,8 @@ def program(by_call: Sequence[list[OverlapPlan]], rank: int, calls: str, groups:
             case "c":
                 steps += after_keys(p, call_steps(p, turn, groups[rank], given), turn.epoch)
             case _:
-                how = call in GATHERING, 1, call == "o", call in GIVING, call not in "ok"
+                leaving = (at_once if call in AT_ONCE else by_pieces)(p, groups[rank])
+                how = call in GATHERING, leaving, call in "oa", call in GIVING, call not in "ok"
                 steps += backward_steps(p, turn, groups[rank], given, *how)
     return steps
 
@@ -163,7 +170,3 @@ def swapped(first: Callable[[object], bool], second: Callable[[object], bool]) -
 
 def is_put(kind: str) -> Callable[[object], bool]:
     return lambda op: isinstance(op, Put) and op.word.kind == kind
-
-
-def is_wait(kind: str) -> Callable[[object], bool]:
-    return lambda op: isinstance(op, Wait) and op.word.kind == kind

@@ -40,3 +40,11 @@ def test_bytes_need_the_sizes_of_the_model() -> None:
 def test_what_is_no_plan_is_refused() -> None:
     with pytest.raises(maskc.MaskcError, match="M511"):
         maskc.metrics(None)  # type: ignore[arg-type]
+    with pytest.raises(maskc.MaskcError, match="M713"):
+        maskc.metrics(_plan(), strategy="rings")
+
+
+def test_moves_are_those_of_a_strategy_by_name() -> None:
+    with pytest.raises(maskc.MaskcError, match="'auto'") as caught:
+        _plan(heads=8, heads_kv=2, head_dim=64).traffic("auto")
+    assert caught.value.diagnostics[0].help == "one of all-gather, staged, ring, gated, copy-then-attend, sm-copy"
