@@ -214,13 +214,12 @@ def copy_keys(over: Overlapped, cut: Cut) -> None:
 
 def send_gradients(over: Overlapped, made: Gradients) -> None:
     """The way of gradients to their owners alone, after the compute stream, which goes on after them."""
-    cut, queues = over.backward_cut, over.queues
+    queues = over.queues
     queues.follow("send", "compute")
     queues.follow("sum", "compute")
     with queues.on("send"):
-        for piece in cut.pieces:
-            if piece // len(cut.plan.slots) % cut.together == 0:
-                over.push(cut, piece, made, cut.together)
+        for departure in over.departures:
+            over.push(departure.pieces, made)
     queues.follow("compute", "send")
 
 

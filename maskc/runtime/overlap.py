@@ -29,9 +29,9 @@ from maskc.diagnostics import error
 from maskc.runtime import comm, exchange, hopper
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.merge import Partial
-from maskc.runtime.overlap_grads import Gradients
+from maskc.runtime.overlap_grads import Gradients, departing
 from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Whole, backward_block, forward_block
-from maskc.runtime.overlap_plan import Cut
+from maskc.runtime.overlap_plan import Cut, Slot
 from maskc.runtime.overlap_sum import over_splits
 from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.protocol import (
@@ -71,6 +71,11 @@ class Overlapped(KeyBuffer):
 
     @cached_property
     def _copies(self) -> dict[tuple[Cut, int], tuple[Tensor, Tensor]]:
+        return {}
+
+    @cached_property
+    def _departing(self) -> dict[tuple[int, ...], list[tuple[Slot, slice]]]:
+        """What is pushed for pieces."""
         return {}
 
     @cached_property
@@ -156,7 +161,7 @@ class Overlapped(KeyBuffer):
         cut = self.backward_cut
         added = self._added(own, whole, turn.epoch)
         call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), added, gather)
-        how = gather, cut.together, self.transport.one_engine, gives, gated and self.transport.takes is not None
+        how = gather, self.departures, self.transport.one_engine, gives, gated and self.transport.takes is not None
         steps = backward_steps(cut.plan, turn, cut.groups, self.gifts[1], *how)
         made = self._enqueue(steps, turn, call, partial(attend, there=not gather, give=gives))
         for owner, size in self._given_bytes.items() if gives else ():
@@ -297,9 +302,9 @@ class Overlapped(KeyBuffer):
                     queues.follow("send", "compute")
                     self._report()
                 return made
-            case Push(piece, _, _, groups):
+            case Push(pieces, _, _):
                 assert isinstance(result, Gradients)
-                self.push(call.cut, piece, result, groups)
+                self.push(pieces, result)
             case End(after):
                 queues.follow(stream, after)
             case Sum():
@@ -334,9 +339,16 @@ class Overlapped(KeyBuffer):
         assert pulling is not None
         pulling.pull(at.source, half, at.chunk, cut.heads_of(piece), self._place(cut, piece))
 
-    def push(self, cut: Cut, piece: int, made: Gradients, groups: int = 1) -> None:
-        """Enqueue the way of a piece's gradients to their owner on torch's current stream, which is "send"."""
-        at, heads = cut.plan.slot_of(piece), cut.heads_of(piece, groups)
+    def push(self, pieces: tuple[int, ...], made: Gradients) -> None:
+        """Enqueue the way of these pieces' gradients to their owner on torch's current stream, which is "send"."""
+        found = self._departing.get(pieces)
+        if found is None:
+            joining = self.layout if self.transport.joins else None
+            found = self._departing[pieces] = departing(self.plan, self.backward_cut, pieces, joining)
+        for at, heads in found:
+            self._push(at, heads, made)
+
+    def _push(self, at: Slot, heads: slice, made: Gradients) -> None:
         rows = self.result_rows(at)
         if made.dk.shape[0] == 1:
             self.transport.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))

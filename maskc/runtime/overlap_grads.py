@@ -7,14 +7,15 @@ staging of their owners itself.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 from maskc.runtime.exchange import Place, Report
-from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot
+from maskc.runtime.layout import Layout
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
 from maskc.runtime.protocol import Word
 from maskc.runtime.transport import KeyShape, Pair, Taking, padded
 
@@ -36,6 +37,21 @@ def result_rows(plan: OverlapPlan, given: bool = False) -> Result:
         starts[slot.chunk] = at
         at += padded(slot.rows)
     return Result(starts, at)
+
+
+def departing(plan: OverlapPlan, cut: Cut, pieces: Sequence[int], keys: Layout | None) -> list[tuple[Slot, slice]]:
+    """(slot, heads): the copies that take the gradients of these pieces to their owner, all of the same heads.
+
+    cut: of the backward. keys: where chunks that lie behind each other at both ends are one slot.
+    """
+    count = len(cut.plan.slots)
+    slots, groups = sorted({piece % count for piece in pieces}), sorted({piece // count for piece in pieces})
+    heads = cut.heads_of(groups[0] * count, len(groups))
+    if keys is None:
+        return [(cut.plan.slots[i], heads) for i in slots]
+    chunks = {c for i in slots for c in cut.plan.slots[i].chunks}
+    some = replace(plan, own=0, slots=tuple(s for s in plan.pulls if s.chunk in chunks))
+    return [(slot, heads) for slot in joined(some, keys, plan.rows).slots]
 
 
 class Gradients(NamedTuple):

@@ -34,7 +34,7 @@ from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
 from maskc.runtime.overlap_sum import GradientSum, by_blocks, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
 from maskc.runtime.overlap_words import OWNERS, Lasting
-from maskc.runtime.protocol import Gift, Word, gifts
+from maskc.runtime.protocol import Departure, Gift, Word, at_once, by_pieces, gifts
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major, padded
 
@@ -104,9 +104,7 @@ class KeyBuffer:
         self.plan, self.layout, self.shape, self.transport = plan, keys, shape, transport
         self.queues, self.device, self.rate, self.timeout, self.epoch = queues, device, rate, timeout, 0
         self.holds: Tensor | None = None
-        self.forward_cut, back = self._cuts(plan, groups)
-        together = back.groups if self._leaving == "at once" else sent_together(back.plan, back.groups, shape.batch)
-        self.backward_cut = replace(back, together=together)
+        self.forward_cut, self.backward_cut = self._cuts(plan, groups)
         self.cuts_of_readers = {reader: self._cuts(theirs, groups) for reader, theirs in (readers or {}).items()}
         self.words = lasting or Lasting.of(device, self.forward_cut.words + self.backward_cut.words)
         if (giving := transport.gives) is None:
@@ -271,6 +269,14 @@ class KeyBuffer:
         runs = q.device.type == "cuda" and q.shape[1] > 0 and self.plan.rows > 0
         gives = runs and self.transport.takes is not None and len(self.plan.sources) <= OWNERS
         return gives and self._leaving == "given" and self.splits(local, q, deterministic) == 1
+
+    @cached_property
+    def departures(self) -> tuple[Departure, ...]:
+        """How gradients of others' keys leave that no kernel gives."""
+        cut = self.backward_cut
+        if self._leaving == "at once":
+            return at_once(cut.plan, cut.groups)
+        return by_pieces(cut.plan, cut.groups, sent_together(cut.plan, cut.groups, self.shape.batch))
 
     @cached_property
     def _leaving(self) -> Leaving:

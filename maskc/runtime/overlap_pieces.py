@@ -47,7 +47,7 @@ ROW_TILE = 192
 """Rows of a tile of the forward, or thereabouts."""
 Leaving: TypeAlias = Literal["given", "by pieces", "at once"]
 """How gradients of others' keys leave where both ways are open: given by the kernel as its tiles end, or pushed by copy engines,
-those of each piece as they are complete, or of all heads of a slot together."""
+those of each piece as they are complete, or all together once all are."""
 
 
 class Speed(NamedTuple):

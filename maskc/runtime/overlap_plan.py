@@ -110,14 +110,13 @@ class OverlapPlan:
 class Cut:
     """How the calls of one direction cut keys into pieces: each slot of a plan into groups of heads.
 
-    plan: its slots may be joined, else that of the buffer. heads: of keys in all. together: groups whose gradients leave
-    in one copy. first: number of its first word, among those of both directions.
+    plan: its slots may be joined, else that of the buffer. heads: of keys in all. first: number of its first word, among those
+    of both directions.
     """
 
     plan: OverlapPlan
     groups: int
     heads: int
-    together: int = 1
     first: int = 0
 
     @cached_property

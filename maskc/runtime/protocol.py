@@ -119,12 +119,11 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """The gradients of a piece, and of the same chunk in the groups of heads behind it, to the staging of its owner."""
+    """The gradients of pieces of one owner to its staging: of the same groups of heads of all their chunks."""
 
-    piece: int
+    pieces: tuple[int, ...]
     owner: int
     epoch: int
-    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +209,29 @@ def gifts(readers: Mapping[int, tuple[OverlapPlan, int]], rank: int, world: int)
     return tuple(sorted(every, key=turn))
 
 
+class Departure(NamedTuple):
+    """Pieces whose gradients are pushed together, and those of which the stream waits to be complete before."""
+
+    owner: int
+    pieces: tuple[int, ...]
+    awaited: tuple[int, ...]
+
+
+def by_pieces(plan: OverlapPlan, groups: int, together: int = 1) -> tuple[Departure, ...]:
+    """In the order of pieces. together: groups of heads that leave together, a divisor of `groups`."""
+    count = len(plan.slots)
+    first = (piece for piece in plan.pieces(groups) if piece // count % together == 0)
+    each = ((plan.slot_of(piece).source, tuple(piece + g * count for g in range(together))) for piece in first)
+    return tuple(Departure(owner, pieces, pieces) for owner, pieces in each)
+
+
+def at_once(plan: OverlapPlan, groups: int) -> tuple[Departure, ...]:
+    """All that goes to an owner together, and nothing before everything is complete: so a link is awake for one short time."""
+    every = plan.pieces(groups)
+    of = {owner: tuple(piece for piece in every if plan.slot_of(piece).source == owner) for owner in plan.sources}
+    return tuple(Departure(owner, pieces, () if i else every) for i, (owner, pieces) in enumerate(of.items()))
+
+
 def call_steps(plan: OverlapPlan, turn: Turn, groups: int = 1, given: Sequence[Gift] | None = None) -> tuple[Step, ...]:
     """Everything a forward call enqueues, in the order of enqueueing.
 
@@ -226,7 +248,7 @@ def backward_steps(
     groups: int = 1,
     given: Sequence[Gift] | None = None,
     gather: bool = True,
-    together: int = 1,
+    departures: Sequence[Departure] | None = None,
     keys_first: bool = False,
     given_grads: bool = False,
     in_line: bool = False,
@@ -235,10 +257,9 @@ def backward_steps(
 
     gather: keys are copied again, else those of others are in the buffer; own ones may have been read in place.
     given_grads: the kernel gives the gradients of others' keys. Else they leave by a stream of their own, since waiting for
-    one must not hold up the keys of the next call: those of a piece once its last tile is done, in the order of pieces.
+    one must not hold up the keys of the next call. departures: how they do; None: each piece by itself. keys_first: nothing
+    leaves before the last key is copied, which otherwise waits for its turn on the one copy engine there is.
     in_line: owners are told of each piece, given or pushed, and the kernel adds what comes of the gradients of own keys.
-    together: groups of heads that leave in one copy, a divisor of `groups`. keys_first: nothing leaves before the last key
-    is copied, which otherwise waits for its turn on the one copy engine there is.
     """
     rank, epoch, foreign = plan.rank, turn.epoch, plan.pieces(groups)
     lenders = tuple(reader for reader, _ in plan.lends)
@@ -250,7 +271,8 @@ def backward_steps(
             steps += [("compute", Wait(Word("free", rank, owner), last)) for owner, last in turn.before]
         attend = replace(attend, tells=tuple(plan.slot_of(piece).source for piece in foreign))
     else:
-        leaving = _pushes(plan, turn, groups, together, keys_first and gather, in_line)
+        departures = by_pieces(plan, groups) if departures is None else departures
+        leaving = _pushes(rank, turn, departures, keys_first and gather, in_line)
     attend = replace(attend, adds=lenders if in_line else ())
     steps += [("compute", attend), *leaving]
     steps += [("compute", Wait(Word("sent", rank, reader), epoch)) for reader in lenders]
@@ -261,21 +283,19 @@ def backward_steps(
     return (*steps, *_given(given if gather else None))
 
 
-def _pushes(plan: OverlapPlan, turn: Turn, groups: int, together: int, keys_first: bool, tells: bool) -> tuple[Step, ...]:
+def _pushes(rank: int, turn: Turn, departures: Sequence[Departure], keys_first: bool, tells: bool) -> tuple[Step, ...]:
     """Gradients from the memory of this rank to that of the owners of their keys, for whom it waits."""
-    rank, epoch, count, before = plan.rank, turn.epoch, len(plan.slots), dict(turn.before)
-    leaving = [piece for piece in plan.pieces(groups) if piece // count % together == 0]
-    last = {plan.slot_of(piece).source: piece for piece in leaving}
-    steps: list[Step] = [("send", End("copy"))] if keys_first and leaving else []
-    for piece in leaving:
-        owner = plan.slot_of(piece).source
-        steps += [("send", Wait(Word("finished", rank, piece + g * count), epoch)) for g in range(together)]
+    epoch, before = turn.epoch, dict(turn.before)
+    last = {leaving.owner: i for i, leaving in enumerate(departures)}
+    steps: list[Step] = [("send", End("copy"))] if keys_first and departures else []
+    for i, (owner, pieces, awaited) in enumerate(departures):
+        steps += [("send", Wait(Word("finished", rank, piece), epoch)) for piece in awaited]
         if owner in before:
             steps.append(("send", Wait(Word("free", rank, owner), before.pop(owner))))
-        steps.append(("send", Push(piece, owner, epoch, together)))
+        steps.append(("send", Push(pieces, owner, epoch)))
         if tells:
-            steps.append(("send", Tell(owner, tuple(piece + g * count for g in range(together)), epoch)))
-        if last[owner] == piece:
+            steps.append(("send", Tell(owner, pieces, epoch)))
+        if last[owner] == i:
             steps.append(("send", Put(Word("sent", owner, rank), epoch)))
     return tuple(steps)
 

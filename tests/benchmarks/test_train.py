@@ -192,7 +192,7 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
     carried = sum(p.keys.size_of(c) for c in part.carried)
     fast = {c: n if c in part.across else -(-n // train_ablation.INSIDE) for c, n in rows.items()}
     assert 0 < sum(fast.values()) < sum(rows.values())
-    forward, backward = rank.over.forward_cut, rank.over.backward_cut
+    forward = rank.over.forward_cut
     for expected in (rows, fast, fast):
         copied.clear()
         for piece in forward.pieces:
@@ -200,8 +200,8 @@ def test_the_link_is_faster_inside_a_node(monkeypatch: pytest.MonkeyPatch) -> No
         assert sum(copied) == 2 * 8 * (sum(expected.values()) + carried)
     copied.clear()
     grads = Gradients(torch.empty(0), *(torch.zeros(1, 1, 1, result_rows(part.plan).rows, 8) for _ in range(2)))
-    for piece in backward.pieces:
-        rank.over.push(backward, piece, grads)
+    for departure in rank.over.departures:
+        rank.over.push(departure.pieces, grads)
     assert sum(copied) == 2 * 8 * (sum(fast.values()) + carried)
 
 

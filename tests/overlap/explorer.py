@@ -208,8 +208,8 @@ class Explorer:
             match op:
                 case Attend(_, epoch, finishes, tells):
                     leave = list(zip(finishes, tells, strict=False))
-                case Push(piece, owner, epoch):
-                    leave = [(piece, owner)]
+                case Push(pieces, owner, epoch):
+                    leave = [(piece, owner) for piece in pieces]
                 case _:
                     continue
             cells = out.setdefault((rank, epoch), {})
@@ -325,12 +325,14 @@ class Explorer:
                 yield Move(self._filled(then, rank, piece, epoch, value), False)
             case Attend():
                 yield from self._kernel_moves(state, rank, op, at.phase, onward, complete)
-            case Push(piece, _, epoch):
-                found = state.made[self.places.made[rank, piece]]
-                if found not in (epoch, JUNK, NAN) and not loose:
-                    raise Violation(f"rank {rank} pushes gradients of epoch {found} instead of {epoch}")
-                value, then = (TORN, onward) if at.phase == 0 else (found, complete)
-                yield Move(self._stored(then, rank, piece, epoch, value), False)
+            case Push(pieces, _, epoch):
+                then = onward if at.phase == 0 else complete
+                for piece in pieces:
+                    found = state.made[self.places.made[rank, piece]]
+                    if found not in (epoch, JUNK, NAN) and not loose:
+                        raise Violation(f"rank {rank} pushes gradients of epoch {found} instead of {epoch}")
+                    then = self._stored(then, rank, piece, epoch, TORN if at.phase == 0 else found)
+                yield Move(then, False)
             case Sum(readers, epoch):
                 for reader in readers:
                     self._added_up(state, rank, reader, epoch, self.given.get((reader, epoch), {}))

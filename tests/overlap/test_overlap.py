@@ -30,7 +30,7 @@ from maskc.runtime.overlap_sum import by_blocks
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
 from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.plan import AttentionPlan, plan
-from maskc.runtime.protocol import Epochs, Turn, Word
+from maskc.runtime.protocol import Epochs, Turn, Word, at_once, by_pieces
 from maskc.runtime.transport import (
     HostQueues,
     KeyShape,
@@ -148,7 +148,8 @@ def test_every_rank_sends_its_gradients_and_adds_up_those_of_its_keys(number: in
     made = World(case, groups=case.heads[1] if number % 2 else None, rate=1e6 if number % 4 == 0 else 1e12)
     for running in made.ranks:
         cut = running.backward_cut
-        running.backward_cut = replace(cut, together=cut.groups if number % 4 == 1 else 1)
+        ways = by_pieces(cut.plan, cut.groups), by_pieces(cut.plan, cut.groups, cut.groups), at_once(cut.plan, cut.groups)
+        running.departures = ways[number % 3]
     q, k, val, dout, dlse = tensors(case)
     want = dense(case, made.v)
     pushed: dict[tuple[int, int], Pair] = {}
@@ -389,11 +390,11 @@ class Giver(Overlapped):
         return made
 
 
-@pytest.mark.parametrize("giving", [(), (0, 1, 2), (0, 2)])
+@pytest.mark.parametrize(("giving", "bursting"), [((), ()), ((0, 1, 2), ()), ((0, 2), ()), ((), (0, 1, 2)), ((0,), (1,))])
 @pytest.mark.parametrize("causal", [True, False])
-def test_ranks_that_copy_from_each_other_call_after_call(causal: bool, giving: Sequence[int]) -> None:
+def test_ranks_that_copy_from_each_other_call_after_call(causal: bool, giving: Sequence[int], bursting: Sequence[int]) -> None:
     """Three ranks as threads, ten calls with new keys each, random pauses; key buffers are written again by every call, and
-    staging, by ranks that give gradients and by others."""
+    staging, by ranks that give gradients, by some that push them piece by piece, and by others that push all at once."""
     case = Case(3, 60, 2, "none", causal=causal, chunk=4, order="contiguous", heads=(2, 1, 1))
     v = vectors(case)
     p = case.plan(v)
@@ -410,7 +411,10 @@ def test_ranks_that_copy_from_each_other_call_after_call(causal: bool, giving: S
         link = Shared(rank, words, flags, buffers, p.keys, staging)
         readers, lasting = {r: plans[r] for r in readers_of(plans, rank)}, replace(Lasting.of(CPU), flags=flags[rank])
         kind = Giver if rank in giving else Overlapped
+        link.joins = bool(bursting)
         running = kind(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers, lasting=lasting)
+        if rank in bursting:
+            running.departures = at_once(running.backward_cut.plan, running.backward_cut.groups)
         local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, plans[rank].columns)
         for i, ((q, k, val, dout, dlse), truth) in enumerate(zip(calls, want, strict=True)):
             time.sleep(pause.random() * 0.004)
