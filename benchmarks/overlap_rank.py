@@ -46,15 +46,13 @@ class Link(Loopback):
         if rows > self.left[0].shape[2]:
             self.left = self.shape.gradients(rows, "cpu", self.pinned)
         for there, mine in zip(self.left, grads, strict=True):
-            for to, part in zip(there[:, heads, :rows], mine, strict=True):
-                self._copy(to, part)
+            self._copy(there[:, heads, :rows], mine)
 
     def receive(self) -> None:
         """The gradients of others, on torch's current stream."""
         for pair in self.here.values():
             for mine, their in zip(pair, self.theirs, strict=True):
-                for into, source in zip(mine, their[:, :, : mine.shape[2]], strict=True):
-                    self._copy(into, source)
+                self._copy(mine, their[:, :, : mine.shape[2]])
 
 
 class Beside(Overlapped):

@@ -72,12 +72,10 @@ def copies_of(into: Tensor, source: Tensor) -> tuple[Copy, ...]:
 
 
 def copy(into: Tensor, source: Tensor) -> None:
-    """Enqueue a copy of pieces of memory [pieces, ...] on torch's current stream.
-
-    A copy engine does it, in one operation: no kernel is launched. Raises ValueError where that cannot be.
-    """
+    """Enqueue a copy on torch's current stream, for copy engines, by as few operations as may be: no kernel is launched."""
     if into.device.type != "cuda" and source.device.type != "cuda":
         into.copy_(source)
         return
-    device = into.device if into.device.type == "cuda" else source.device
-    Copy.of(into, source).enqueue(torch.cuda.current_stream(device).cuda_stream)
+    stream = torch.cuda.current_stream(into.device if into.device.type == "cuda" else source.device).cuda_stream
+    for one in copies_of(into, source):
+        one.enqueue(stream)

@@ -119,8 +119,7 @@ class Symmetric:
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         rows = grads[0].shape[2]
         for there, mine in zip(self._places(owner, chunk, heads, rows), grads, strict=True):
-            for to, part in zip(there, mine, strict=True):
-                copy(to, part)
+            copy(there, mine)
         comm.count_sent("grad", owner, self._bytes_pushed(chunk, heads, rows))
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:

@@ -389,8 +389,7 @@ class Loopback:
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
         for c, rows in by_chunk(self.keys, chunk, grads[0].shape[2]):
             for there, mine in zip(self.pushed(c), grads, strict=True):
-                for to, part in zip(there, mine[:, :, rows], strict=True):
-                    self._copy(to[heads], part)
+                self._copy(there[:, heads], mine[:, :, rows])
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
         self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
