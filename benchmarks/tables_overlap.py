@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import mean, median
 
 from benchmarks.overlap_bars import AT_LEAST, DIRECTIONS, GATE, HALF, HIDDEN, LARGE, MOST_HIDDEN, NEAR, WHOLE
 from benchmarks.records import RATIOS, NoData, Row, length, results, rows_of, spread, table
@@ -285,7 +285,42 @@ def routing() -> str:
     return table(["", "routing", "pruned", "link, GB/s", "ms", "MiB across"], body)
 
 
+def link_power() -> str:
+    """A backward beside a link that carries little or much: per kind of traffic, means over the GPUs."""
+    body = []
+    for (cell, name), of in _traffic().items():
+        ms, over = mean(g["ms"] for g in of), _over_alone(cell, name)
+        watched = [[g[what] for g in of if g[what] is not None] for what in ("mhz", "asleep")]
+        mhz, asleep = (mean(x) if x else None for x in watched)
+        clock, links = "" if mhz is None else f"{mhz:.0f}", "" if asleep is None else f"{asleep:.0%}"
+        body.append([cell, name, f"{ms:.1f}", f"{over:+.1%}", f"{mean(g['joules'] for g in of):.0f}", clock, links])
+    head = ["backward of", "what copy engines write to the other GPU", "ms", "", "joules a GPU", "MHz", "links asleep"]
+    return table(head, body)
+
+
+def link_costs(name: str) -> str:
+    """By how much a kind of traffic makes the backward longer, least to greatest over its cells."""
+    found = [_over_alone(cell, kind) for cell, kind in _traffic() if kind == name]
+    if not found:
+        raise NoData("link_power")
+    return " to ".join(dict.fromkeys(f"{100 * x:.1f}" for x in (min(found), max(found)))) + " %"
+
+
+def _over_alone(cell: str, name: str) -> float:
+    """Of the same GPUs, without copies."""
+    found = _traffic()
+    return mean(g["ms"] for g in found[cell, name]) / mean(g["ms"] for g in found[cell, "none"]) - 1
+
+
+def _traffic() -> dict[tuple[str, str], list[Row]]:
+    """(cell, kind of traffic): what each GPU measured, in every round."""
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for r in rows_of("link_power", "mask", "name", "ranks"):
+        found[f"{r['mask']}, {r['rows_per_device']} rows a GPU, {r['heads']} on {r['kv_heads']} heads", r["name"]] += r["ranks"]
+    return found
+
+
 PLACES: tuple[Callable[..., str], ...] = (
     one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, torch_gpus, copying, overlap_bars,
-    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, torch_time, routing,
+    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, torch_time, link_power, link_costs, routing,
 )  # fmt: skip

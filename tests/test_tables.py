@@ -72,6 +72,7 @@ PLACES = sorted(
             ("hidden", "forward"),
             ("hidden_gpus", "forward"),
             ("ablated", "full"),
+            ("link_costs", "full link"),
         )
     }
 )
@@ -126,6 +127,8 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
             "| 0.95 of what the two losses allow | step 1 of 2, forward 0 of 0, backward 0 of 0; median of steps 0.93 |",
         ),
         ("gpus_bars", "| E forward 0.90, copies 0.5 to 1 of attention | 1 of 1: 0.97 |"),
+        ("link_power", "| causal, 32768 rows a GPU, 32 on 8 heads | 32 KB every 0.1 ms | 103.0 | +3.0% | 61 | 1500 |  |"),
+        ("link_costs:32 KB every 0.1 ms", "3.0 %"),
         ("routing", "| causal, 16K, 8 key heads | hierarchical | yes | 50 | 4.00 | 16.0 |"),
         ("arcs", "| document | 4,096 → 1,024 (1.001 → 1.002) | no arcs |"),
         ("arc_rows:document,2", "1,024 instead of 4,096"),

@@ -126,6 +126,7 @@ def results() -> dict[str, dict[str, Any]]:
         "new_mask.json": {"device": "a GPU", "rows": new_masks()},
         "overlap_gpus.json": {"device": "2 GPUs", "rows": between_gpus(), "bars": gpu_bars(), "copying_ctas": COPYING},
         "overlap_nodes.json": {"device": "a GPU", "rows": nodes()},
+        "link_power.json": {"device": "2 GPUs", "rows": beside_links()},
         "gpu_tests.json": {
             "cases": [{"name": "fwd/a", "problem": "", "seconds": 1}, {"name": "bwd/b", "problem": "off <by> 1", "seconds": 1}]
         },
@@ -187,6 +188,16 @@ def nodes() -> list[dict[str, Any]]:
         {"mask": "causal", "seqlen": 16384, "kv_heads": 8, "routing": r, "prune": True, "link_gb_s": 50, "step_ms": ms}
         | {"bytes_across": 1 << 24}
         for r, ms in (("flat", 5.0), ("hierarchical", 4.0))
+    ]
+
+
+def beside_links() -> list[dict[str, Any]]:
+    cell = {"mask": "causal", "rows_per_device": 32768, "heads": 32, "kv_heads": 8}
+    here = {"mhz": 1500.0, "asleep": None}
+    kinds = (("none", 100.0), ("32 KB every 0.1 ms", 103.0))
+    return [
+        {**cell, "name": name, "ranks": [{"ms": ms - 2, "joules": 60.0} | here, {"ms": ms + 2, "joules": 62.0} | here]}
+        for name, ms in kinds
     ]
 
 
