@@ -30,6 +30,8 @@ from tests.gpu import check
 from tests.gpu.cases import Case
 from tests.gpu.inputs import NAMES, suite_mask
 from tests.gpu2.place import WORLD
+from tests.gpu2.ways import WAYS as WAYS_OUT
+from tests.gpu2.ways import Leaving, leaving
 
 SIZES = (1024, 937, 1300, 2048, 385, 129)
 HEADS = ((8, 2), (4, 4), (8, 1))
@@ -76,6 +78,10 @@ class PairCase:
         shape = f"{self.batch}x{self.n}/h{self.heads}.{self.heads_kv}/d{self.head_dim}"
         return f"{self.mask}/{self.strategy}/{self.order}/{pruned}/{shape}"
 
+    def leaving(self, rank: int) -> Leaving:
+        """Ranks choose for themselves, so all pairs of ways come."""
+        return WAYS_OUT[self.seed // len(WAYS_OUT) ** rank % len(WAYS_OUT)]
+
     def spec(self) -> BoundMask:
         """Bound to inputs on the host; random, equal on all ranks."""
         found = suite_mask(self.mask, self.n, self.n, random.Random(self.seed))
@@ -121,7 +127,7 @@ def run_case(case: PairCase, rank: int, group: Any) -> str:
     like = _single(case, spec.heads)
     call = check._operands(like)
     q, k, v = (p.shard(call[n], rank, of=of).clone().requires_grad_() for n, of in (("q", "rows"), ("k", "keys"), ("v", "keys")))
-    with comm.count_traffic() as ledger, check.poisoned():
+    with comm.count_traffic() as ledger, check.poisoned(), leaving(case.leaving(rank)):
         out, lse = maskc.run(
             spec, q, k, v, group, plan=p, strategy=case.strategy, return_lse=True, deterministic=case.deterministic
         )

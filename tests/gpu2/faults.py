@@ -14,6 +14,7 @@ import torch
 import maskc
 from maskc.codegen.render import CudaSource
 from tests.gpu2 import cases, place
+from tests.gpu2.ways import Leaving
 
 DOC = "input doc : segments\nmask doc_causal = same(doc) and k <= q"
 GROUP_SECONDS = 6.0
@@ -27,12 +28,13 @@ HEAD_DIM = 64
 @dataclass(frozen=True)
 class Fault:
     """codes: what each rank must raise; None for one that is not there any more. blocking: torch's waits raise. latest:
-    seconds by which a rank must have its error."""
+    seconds by which a rank must have its error. ways: by which gradients leave each rank, if between GPUs."""
 
     act: Callable[[int, Any], None]
     codes: tuple[str | None, str | None]
     blocking: bool = True
     latest: float = LATEST
+    ways: tuple[Leaving, Leaving] = ("given", "given")
 
 
 def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather", q: Any = None) -> torch.Tensor:
@@ -164,8 +166,10 @@ FAULTS = {
     "killed before, direct": Fault(killed_before_direct, ("M721", None)),
     "killed between": Fault(killed_between, ("M709", None)),
     "killed between, direct": Fault(killed_between_direct, ("M721", None)),
+    "killed between, at once": Fault(killed_between_direct, ("M721", None), ways=("at once", "at once")),
     "stalls": Fault(stalls, ("M709", None)),
     "stalls, direct": Fault(stalls_direct, ("M721", "M721"), latest=LATEST + GROUP_SECONDS),
+    "stalls, at once": Fault(stalls_direct, ("M721", "M721"), latest=LATEST + GROUP_SECONDS, ways=("given", "at once")),
     "killed, default waits": Fault(killed_between, ("ends", None), blocking=False),
     "on the host": Fault(on_the_host, ("M708", "M504")),
     "one GPU": Fault(not_allowed, ("M723", "M723")),

@@ -20,6 +20,7 @@ from maskc.codegen.render import CudaSource
 from maskc.runtime.plan import AttentionPlan
 from tests.gpu.inputs import suite_mask
 from tests.gpu2 import cases, place
+from tests.gpu2.ways import WAYS, leaving
 
 MASKS = ("01_full", "02_causal", "05_doc_full", "09_doc_prefix", "06_share_question", "07_global_window", "14_sinks_window")
 HEAD_DIM = 64
@@ -67,7 +68,7 @@ def made(rank: int) -> list[Call]:
     calls = []
     for number, (spec, p) in enumerate(masks(place.device() == "cpu")):
         g = torch.Generator().manual_seed(number)
-        of_keys = (4, 2)[number % 2]  # kernels give the gradients of the former, those of the latter are pushed
+        of_keys = (4, 2)[number % 2]  # kernels can give the gradients of the former, not those of the latter
         whole = [torch.randn(1, p.rows.length, h, HEAD_DIM, generator=g).bfloat16() for h in (4, of_keys, of_keys, 4)]
         calls.append(Call(spec, p, [p.shard(t, rank).to(place.device()) for t in whole]))
     return calls
@@ -89,7 +90,9 @@ def on_engines(calls: list[Call], group: Any) -> str:
 
 
 def run(rank: int, group: Any, count: int, until: float) -> tuple[str, int]:
-    """ "" when all results are the same bits, and of how many calls; the ranks draw the same calls, and delays of their own.
+    """ "" when all results are the same bits, and of how many calls.
+
+    The ranks draw the same calls, and delays and ways of gradients of their own.
 
     until: time.monotonic() after which no more are begun.
     """
@@ -103,7 +106,8 @@ def run(rank: int, group: Any, count: int, until: float) -> tuple[str, int]:
         for _ in range(min(TOGETHER, count - done)):
             call = together.choice(calls)
             time.sleep(alone.random() * LONGEST * (alone.random() < 0.5))
-            got = call.run(group, "gated")
+            with leaving(alone.choice(WAYS)):
+                got = call.run(group, "gated")
             differ.append(torch.stack([(a != b).any() for a, b in zip(got, call.wanted, strict=True)]))
         wrong = torch.stack(differ).nonzero()
         if len(wrong):

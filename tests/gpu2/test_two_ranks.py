@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from tests.gpu.inputs import NAMES
 from tests.gpu2 import cases
+from tests.gpu2.ways import WAYS
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, object]:
@@ -30,9 +32,11 @@ def test_every_mask_comes_in_every_way() -> None:
         (m, *w) for m in NAMES for w in (*cases.WAYS, *cases.DIRECT_WAYS)
     }
     assert [c.mask for c in listed[: len(NAMES)]] == list(NAMES)
+    gated = [c for c in listed if c.strategy == "gated"]
+    assert {(c.leaving(0), c.leaving(1)) for c in gated} == set(product(WAYS, WAYS))
 
 
-@pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "fault/killed between, direct", "devices", "soak"])
+@pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "fault/killed between, ", "devices", "soak"])
 def test_over_gloo(tmp_path: Path, match: str) -> None:
     record = run(tmp_path, "--host", "--limit", "120", "--pairs", "2", "--soak", "200", "--match", match)
     assert record["passed"]

@@ -28,6 +28,7 @@ import torch.profiler
 
 from maskc.diagnostics import MaskcError
 from tests.gpu2 import cases, devices, faults, place, soak
+from tests.gpu2.ways import leaving
 
 Pipe = Connection
 
@@ -72,8 +73,10 @@ def fault(pipe: Pipe, name: str, rank: int, path: str, seconds: float) -> None:
     faults.warm(rank, group)
     started = time.monotonic()
     faulthandler.dump_traceback_later(20, file=sys.__stderr__)  # for one that hangs
+    made = faults.FAULTS[name]
     try:
-        faults.FAULTS[name].act(rank, group)
+        with leaving(made.ways[rank]):
+            made.act(rank, group)
         if place.gpus():
             torch.cuda.synchronize()
         say(pipe, {"problem": "", "code": None}, started)
