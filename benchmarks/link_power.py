@@ -47,8 +47,8 @@ class Traffic(NamedTuple):
     senders: int = 0
 
 
-ALONE, TRICKLE, FULL = Traffic("none"), Traffic("32 KB every 0.1 ms", 32 << 10, 0.1, 2), Traffic("full link", 256 << 20, 0.0, 2)
-SELDOM = [Traffic(f"32 KB every {gap} ms, one way", 32 << 10, gap, 1) for gap in (1, 5, 20)]
+ALONE, TRICKLE, FULL = Traffic("none"), Traffic("32 KB every 0.2 ms", 32 << 10, 0.2, 2), Traffic("full link", 256 << 20, 0.0, 2)
+SELDOM = [Traffic(f"32 KB every {gap} ms, one way", 32 << 10, gap, 1) for gap in (5, 20, 100)]
 """From which gap on do links sleep between copies?"""
 PLAN = (
     (Cell("causal", 32_768, 32, 8), [ALONE, TRICKLE, *SELDOM, FULL]),
