@@ -418,8 +418,7 @@ class KeyBuffer:
         split = hopper_bwd.split_heads(spec, local, q, self._buffer()[0])
         units = Units(q.shape[0], q.shape[2], cut.heads, *split, cut.groups)
         on = self._arrivals[1], hopper.multiprocessors(q.device), q.device
-        at_once = self._leaving == "at once" and units.splits == 1
-        return backward_tables(local, cut.plan, spec, units, *on, cut.first, whole, at_once)
+        return backward_tables(local, cut.plan, spec, units, *on, cut.first, whole)
 
     @cached_property
     def _arrivals(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

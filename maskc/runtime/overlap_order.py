@@ -217,7 +217,6 @@ def backward_items(
     seconds: float,
     lent: NDArray[np.bool_] | None = None,
     plain: bool = False,
-    early: bool = False,
 ) -> tuple[Planned, Ints]:
     """(key tiles: tile | unit << 16, a unit being what shares a head of keys; the piece of each, -1 for own ones).
 
@@ -226,7 +225,7 @@ def backward_items(
     yet, own tiles fill the time. lent: own tiles that others see, where gradients leave as tiles end; then those of others
     are spread over the first half of the work, for all at once they would wait for the link, and these tiles come at its end,
     when what others have of their gradients is there. plain: nothing of that, all tiles come as they do without copies; of
-    one unit as they lie, of several by falling work. early: with `plain`, but those of others before own ones.
+    one unit as they lie, of several by falling work.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
     below are the rank's own. arrivals: seconds, by piece. seconds: that one multiprocessor takes for a load of 1. Raises
@@ -241,7 +240,7 @@ def backward_items(
     turn = np.where(foreign, piece if lent is None else first_piece[:, None], 0)
     beside: tuple[Any, ...] = (unit, tile, -load, unit // group, turn, kind)
     alone: tuple[Any, ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit)
-    order = np.lexsort(tuple(x.ravel() for x in ((*alone, ~foreign) if early else alone if plain else beside)))
+    order = np.lexsort(tuple(x.ravel() for x in (alone if plain else beside)))
     if lent is not None and not plain:
         order = order[_spread(kind.ravel()[order], load.ravel()[order])]
     pieces = piece.ravel()[order]

@@ -160,14 +160,12 @@ def backward_tables(
     device: torch.device,
     first: int = 0,
     given: bool = False,
-    at_once: bool = False,
 ) -> BackwardTables:
     """Tables of a mask over the key buffer.
 
     arrivals: seconds after which each piece is expected. first: the kernel counts slots, and with them the words of
     pieces, from this number on. given: the kernel adds to the gradients of own keys what others have of them. Tiles that these
     wait for are then spread, and leave as they end, or soon behind where they are pushed; else what counts is the last piece.
-    at_once: those of others come first, and their gradients leave together while own tiles are worked through.
     """
     ranges = plan.block_slots(spec.block_kv)
     load = backward_load(local, spec, units)
@@ -182,12 +180,12 @@ def backward_tables(
         few, near = load.size < FEW * processors, hopper_bwd.heads_together(local.nq * spec.head_dim)
         together = max(1, near // units.heads) if few else 1
         # Rows of a unit that L2 cannot hold are read once by CTAs in step, which take tiles as they lie.
-        plain = at_once or in_line or (given and not few and near < units.heads)
+        plain = in_line or (given and not few and near < units.heads)
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         seen = lent[np.minimum(ranges[:, 1], plan.own)] if given else None
         tiles_of = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
-        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, plain, at_once)
+        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, plain)
         if few:
             items = soonest_backward(planned, pieces, processors, () if given else _leaving(arrivals), TRIALS)
         else:

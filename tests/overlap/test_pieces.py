@@ -7,12 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maskc.boundary import BoundaryVectors
+from maskc.runtime.machine import BACKWARD_FACTOR
 from maskc.runtime.overlap_pieces import (
     FEWEST_BACKWARD,
     FEWEST_PIECES,
     FORWARD_SPEED,
+    GIVEN_SHARE,
     HIDING_PIECES,
     LEVEL,
+    LONG_SECONDS,
     MOST_PIECES,
     PRICE,
     ROW_TILE,
@@ -23,6 +26,7 @@ from maskc.runtime.overlap_pieces import (
     choose_given,
     choose_pieces,
     expected_end,
+    way_of_gradients,
 )
 from maskc.runtime.overlap_plan import OverlapPlan, RowWork, Slot, joined, overlap_plan
 from maskc.runtime.plan import plan
@@ -188,3 +192,19 @@ def test_given_keys_come_in_lines_that_a_copy_engine_writes_at_its_rate(heads: i
     assert forward[1] == round(rows / MOST_PIECES * most), "joined so far that there are no more pieces than those"
     assert 1 <= backward[0] <= most
     assert [c[0] for c in choose_given(o, p.keys, heads, heads * head_bytes, 1e18, head_bytes)] == [1, 1], "one where it is fast"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share", "way"),
+    [
+        (0.9 * LONG_SECONDS, 0.9 * GIVEN_SHARE, "given"),
+        (1.1 * LONG_SECONDS, 0.9 * GIVEN_SHARE, "at once"),
+        (0.9 * LONG_SECONDS, 1.1 * GIVEN_SHARE, "by pieces"),
+        (1.1 * LONG_SECONDS, 1.1 * GIVEN_SHARE, "by pieces"),
+    ],
+)
+def test_gradients_leave_by_what_they_take_of_a_backward(seconds: float, share: float, way: str) -> None:
+    """share: of `seconds`, that the gradients of three rows of 1 byte, K alone, take: in fp32 12 bytes with those of V."""
+    plan_ = order(1, 3, RowWork(ROW_TILE, 0b1111, seconds / BACKWARD_FACTOR))
+    assert way_of_gradients(plan_, 1, 12 / (share * seconds), ALONE) == way
+    assert way_of_gradients(plan_, 1, 12 / (share * seconds), None) == "given"
