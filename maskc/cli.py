@@ -156,14 +156,20 @@ def explain_command(a: argparse.Namespace) -> int:
     """`maskc explain`: a mask in words, as a page, or a code."""
     from maskc.codes import explain_code, is_code
 
-    if a.html is not None:
+    code = a.target is not None and is_code(a.target)
+    useless = [f"--{name}" for name in ("inputs", "html", "gallery", "json") if code and getattr(a, name)]
+    if useless:
+        raise error("M540", f"{a.target} is a code, which is explained without {' and '.join(useless)}")
+    if a.html is not None and not a.json:
         from maskc.report.write import write_explain
 
         print(write_explain(a.html, a.target, a.inputs, a.gallery))
         return OK
+    if a.html is not None or a.gallery:
+        raise error("M540", "explain writes JSON or a page, not both; --gallery goes with --html FILE")
     if a.target is None:
-        raise error("M540", "explain needs a mask or a code; --gallery goes with --html FILE")
-    if is_code(a.target):
+        raise error("M540", "explain needs a mask or a code")
+    if code:
         print(explain_code(a.target))
         return OK
     from maskc.explain import explain
