@@ -23,6 +23,8 @@ from maskc.diagnostics import Diagnostic, MaskcError, error, shortened
 from maskc.ir.lower import needs_hole_free
 from maskc.ir.nodes import InputDecl, InputKind, MaskFn
 
+_HOST = torch.device("cpu")
+
 
 @outside("bind the mask")
 @lasting
@@ -41,8 +43,7 @@ def bind(
     check_sizes(fn, nq=nq, nk=nk, batch=batch)
     if fn.square and nq is not None and nk is not None and nq != nk:
         raise square_only(fn, nq, nk)
-    home = _device(fn, inputs)
-    device = home
+    home = device = _device(fn, inputs)
     if validate and home.type != "cpu":
         inputs = on_host(inputs)
         device = _device(fn, inputs)
@@ -61,6 +62,8 @@ def bind(
 
 
 def _check_names(fn: MaskFn, said: Declared, inputs: Mapping[str, object]) -> None:
+    if inputs.keys() <= said.names and inputs.keys() >= said.required:
+        return
     names = [d.name for d in fn.inputs]
     wrong = []
     for name in inputs:
@@ -89,7 +92,7 @@ def _device(fn: MaskFn, inputs: Mapping[str, object]) -> torch.device:
     if len(homes) > 1:
         listed = " and ".join(f"`{name}` on {device}" for device, name in homes.items())
         raise error("M418", f"inputs of mask `{fn.name}` are on different devices: {listed}", None, "move them to one")
-    return next(iter(homes), torch.device("cpu"))
+    return next(iter(homes), _HOST)
 
 
 @dataclass(eq=False)
@@ -301,7 +304,6 @@ class _Binder:
         nq, nk = (self.agreed[size][0] if size in self.agreed else None for size in ("nq", "nk"))
         batch, heads = (self.agreed.get(axis, (1, ""))[0] for axis in ("batch", "heads"))
         if not self.checks.enabled:  # nothing to compare, and nothing to read
-            self.checks.stop()
             return BoundMask(mask, inputs, nq, nk, batch, heads, {}, {})
         self._check_sets(needs_hole_free(self.fn) if program is None else program.hole_free)
         later = self._check_facts(inputs, nq, nk)
@@ -313,7 +315,7 @@ class _Binder:
         self.checks.finish()
         self.scalars.update(single)
         self._trim(counts)
-        return BoundMask(mask, inputs.to(self.home), nq, nk, batch, heads, totals, fill, later)
+        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, later, home=self.home)
 
     def _check_sets(self, ordered: Collection[str]) -> None:
         """Nesting, and no holes in those whose order counts."""
@@ -337,9 +339,11 @@ class _Binder:
 
     def _read(self, numbers: Mapping[str, Tensor | int]) -> dict[str, int]:
         """What is not known yet is filled in by the one read."""
-        found = {name: number if isinstance(number, int) else 0 for name, number in numbers.items()}
+        found: dict[str, int] = {}
         for name, number in numbers.items():
-            if isinstance(number, Tensor):
+            if isinstance(number, int):
+                found[name] = number
+            else:
                 self.checks.read(number, partial(found.__setitem__, name))
         return found
 
@@ -349,7 +353,7 @@ class _Binder:
             room, table = max(1, size), self.sets[name]
             if room == table.size:
                 continue
-            self.sets[name] = SegmentTable(table.starts[:, :room].contiguous(), table.ends[:, :room].contiguous(), table.counts)
+            self.sets[name] = SegmentTable(table.both[..., :room].contiguous(), table.counts)
             for decl in self.fn.inputs:
                 if decl.per == name and decl.name in self.vectors:
                     self.vectors[decl.name] = self.vectors[decl.name][..., :room].contiguous()

@@ -26,25 +26,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SegmentTable:
-    """Segments or spans of a batch in order: half-open [start, end) per ordinal, int32 [batch or 1, m] with m >= 1.
+    """Segments or spans of a batch in order: half-open [start, end) per ordinal.
 
-    They are disjoint and `starts` never decreases. Items with fewer segments than m end in empty ones that start and
-    end where the last one ends; `counts`, int32 [batch or 1], is how many were given. edges: where the segments of the one
-    item begin and end, if there are few, side by side from 0 on, and the host knows them.
+    both: starts and ends, contiguous int32 [2, batch or 1, m] with m >= 1. Segments are disjoint and starts never decrease.
+    given: int32 [batch or 1], how many there are, where not m in each item; items with fewer end in empty ones that start
+    and end where the last one ends. edges: where the segments of the one item begin and end, if there are few, side by side
+    from 0 on, and the host knows them.
     """
 
-    starts: Tensor
-    ends: Tensor
-    counts: Tensor
+    both: Tensor
+    given: Tensor | None = None
     edges: tuple[int, ...] | None = None
 
     @property
+    def starts(self) -> Tensor:
+        """int32 [batch or 1, m]."""
+        return self.both[0]
+
+    @property
+    def ends(self) -> Tensor:
+        """int32 [batch or 1, m]."""
+        return self.both[1]
+
+    @property
+    def counts(self) -> Tensor:
+        """int32 [batch or 1]."""
+        return self.both.new_full(self.both.shape[1:2], self.size) if self.given is None else self.given
+
+    @property
     def batch(self) -> int:
-        return self.starts.shape[0]
+        return self.both.shape[1]
 
     @property
     def size(self) -> int:
-        return self.starts.shape[1]
+        return self.both.shape[2]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.both,) if self.given is None else (self.both, self.given)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +85,7 @@ class BoundInputs:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor of them, in the order of the fields."""
-        sets = [t for table in self.sets.values() for t in (table.starts, table.ends, table.counts)]
+        sets = [t for table in self.sets.values() for t in table.tensors]
         numbers = [s for s in self.scalars.values() if isinstance(s, Tensor)]
         return (*sets, *self.vectors.values(), *numbers, *(table.keep for table in self.blocks.values()))
 
@@ -75,7 +94,7 @@ class BoundInputs:
         if device == self.device:
             return self
         there = iter(moved(self.tensors, device))
-        sets = {n: SegmentTable(next(there), next(there), next(there)) for n in self.sets}
+        sets = {n: SegmentTable(next(there), next(there) if t.given is not None else None, t.edges) for n, t in self.sets.items()}
         vectors = {n: next(there) for n in self.vectors}
         scalars = {n: next(there) if isinstance(s, Tensor) else s for n, s in self.scalars.items()}
         blocks = {n: replace(t, keep=next(there)) for n, t in self.blocks.items()}
@@ -112,7 +131,8 @@ class BoundMask(Handled):
     heads: 1 where no input depends on them; heads is the number of mask heads, which divides the query heads. totals:
     how many tokens each segment or span input reaches, and fill: how far those that must have no gap fill their parent
     (both empty where `validate=False` left the data unread). later: facts that wait for the sizes. given: the vectors
-    themselves, where there is no mask file (see `from_vectors`).
+    themselves, where there is no mask file (see `from_vectors`). home: where the inputs were given, if elsewhere than they
+    lie now: few numbers of a GPU were read, and go back when vectors are made of them.
 
     What is made on a GPU is kept for all streams, see `streams`.
     """
@@ -127,6 +147,7 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
+    home: torch.device | None = None
     _made: Making | None = field(init=False)
     _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept)
     _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept)
@@ -134,8 +155,14 @@ class BoundMask(Handled):
     _calls: Kept[tuple[object, ...], Any] = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))))
+        on_gpu = self.inputs.device.type != "cpu"
+        object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))) if on_gpu else None)
         super().__post_init__()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs were given: that of their GPU tensors, else the CPU."""
+        return self.inputs.device if self.home is None else self.home
 
     def __repr__(self) -> str:
         """Sizes, and each input in a few words; waits for no device."""
@@ -169,7 +196,7 @@ class BoundMask(Handled):
         Raises MaskcError (M4xx) where the data do not fit the sizes.
         """
         rows, keys = self._sizes(nq, nk)
-        place = self.inputs.device if device is None else _indexed(torch.device(device))
+        place = self.device if device is None else _indexed(torch.device(device))
         key = rows, keys, str(place)
         if key in self._vectors:
             return self._vectors[key]
@@ -248,15 +275,16 @@ class BoundMask(Handled):
             return on_device(self.given, device)
         check_sizes(self.compiled.fn, nq=nq, nk=nk)
         self._check_totals(nk)
-        checks = Checks()
-        for fact in self.later:
-            check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
-        checks.finish()
+        if self.later:
+            checks = Checks()
+            for fact in self.later:
+                check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
+            checks.finish()
         provable = self._provable(nk)
         if provable and prepare is not None:
             return prepare(self.compiled, self.inputs.to(device), nq, nk)
         program = self.compiled.program if provable else None
-        return on_device(boundary_vectors(self.compiled.fn, program, self.inputs, nq, nk), device)
+        return on_device(boundary_vectors(self.compiled.fn, program, self.inputs.to(self.device), nq, nk), device)
 
     def _check_totals(self, nk: int) -> None:
         fn = self.compiled.fn

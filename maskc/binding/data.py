@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ def on_host(inputs: Mapping[str, object]) -> Mapping[str, object]:
         if isinstance(value, Tensor):
             return value if value.device.type == "cpu" else next(copies)
         if isinstance(value, SetSource):
-            return replace(value, data=here(value.data))
+            return SetSource(value.kind, value.form, here(value.data), value.pad)
         return [here(x) for x in value] if any(True for _ in tensors_in(value)) and isinstance(value, list | tuple) else value
 
     return {name: here(value) for name, value in inputs.items()}

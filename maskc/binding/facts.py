@@ -44,10 +44,14 @@ class Fact:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Declared:
-    """What the file of a mask says of its inputs. required: those that the mask reads, and those that these are declared by."""
+    """What the file of a mask says of its inputs. required: those that the mask reads, and those that these are declared by.
+
+    names: of all of them.
+    """
 
     facts: tuple[Fact, ...]
     required: frozenset[str]
+    names: frozenset[str]
 
     def facts_of(self, given: set[str]) -> tuple[Fact, ...]:
         """The facts that speak of nothing but inputs that were given (and sizes)."""
@@ -64,7 +68,7 @@ def declared(mask: CompiledMask) -> Declared:
         fn = mask.fn
         of_inputs = [Fact.of(decl, fact) for decl in fn.inputs for fact in decl.where]
         facts = (*of_inputs, *(Fact.of(None, fact) for fact in fn.assumes))
-        found = _declared[mask] = Declared(facts, frozenset(_required(fn)))
+        found = _declared[mask] = Declared(facts, frozenset(_required(fn)), frozenset(d.name for d in fn.inputs))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -32,14 +32,16 @@ def build_table(
     if len(lengths) > 1:
         raise _named(decl, source[0]).error("M413", f"has items of {' and '.join(map(str, sorted(lengths)))} tokens")
     size = max(table.size for table, _ in built)
-    starts, ends = (torch.cat([_widen(t.starts if first else t.ends, t.ends, size) for t, _ in built]) for first in (True, False))
+    both = torch.cat([_widen(table, size) for table, _ in built], 1)
     counts = torch.cat([table.counts for table, _ in built])
-    return SegmentTable(starts, ends, counts), next(iter(lengths), None)
+    return SegmentTable(both, counts), next(iter(lengths), None)
 
 
 def _build(
     decl: InputDecl, source: SetSource, checks: Checks, device: torch.device, of_item: str = ""
 ) -> tuple[SegmentTable, int | None]:
+    if (few := _of_few(source)) is not None:
+        return few, None
     what = _named(decl, source, of_item)
     match source.form:
         case "lengths":
@@ -74,46 +76,54 @@ def _leading(t: Tensor, rank: int, what: Named) -> Tensor:
     return t if t.ndim == rank else t[None]
 
 
-def _widen(t: Tensor, ends: Tensor, size: int) -> Tensor:
+def _widen(table: SegmentTable, size: int) -> Tensor:
     """Columns up to `size`, filled with the last end."""
-    return torch.cat((t, ends[:, -1:].expand(-1, size - t.shape[1])), 1)
+    return torch.cat((table.both, table.both[1:, :, -1:].expand(2, -1, size - table.size)), 2)
 
 
 def _table(starts: Tensor, ends: Tensor, counts: Tensor | list[int] | None, what: Named, checks: Checks) -> SegmentTable:
     batch, size = starts.shape
     if size == 0:
         starts = ends = torch.zeros(batch, 1, dtype=torch.int64, device=starts.device)
+        counts = [0] * batch
     checks.forbid(
         lambda: ends > INT32_MAX,
         [ends],
         lambda at, v: Diagnostic("M408", f"{what.text} reaches token {v[0]}, past 2^31 - 1", what.span),
     )
-    starts, ends = (t.clamp(0, INT32_MAX).to(torch.int32) for t in (starts, ends))
-    if counts is None:
-        counts = torch.full((batch,), size, dtype=torch.int32, device=starts.device)
-    elif isinstance(counts, list):
+    both = torch.stack((starts, ends)).clamp_(0, INT32_MAX).to(torch.int32)
+    if isinstance(counts, list):
         counts = move(torch.tensor(counts, dtype=torch.int32), starts.device)
-    return SegmentTable(starts.contiguous(), ends.contiguous(), counts.to(torch.int32))
+    return SegmentTable(both, None if counts is None else counts.to(torch.int32))
 
 
 _FEW = 128
 """Numbers that Python looks at sooner than tensors are set up for it."""
 
 
-def _few(t: Tensor) -> list[int] | None:
-    """The numbers of one batch item that lies in host memory, if they are few."""
-    if t.device.type != "cpu" or t.shape[0] != 1 or t.shape[1] > _FEW:
+def _of_few(source: SetSource) -> SegmentTable | None:
+    """Segments by lengths or offsets of one batch item, if they are few, lie in host memory, and nothing is wrong with them."""
+    if source.form not in ("lengths", "cu_seqlens") or not (numbers := _few(source.data)):
         return None
-    numbers: list[int] = t[0].tolist()
+    edges = (0, *accumulate(numbers)) if source.form == "lengths" else tuple(numbers)
+    if edges[0] != 0 or len(edges) < 2 or edges[-1] > INT32_MAX or any(b < a for a, b in pairwise(edges)):
+        return None
+    return SegmentTable(torch.tensor(((edges[:-1],), (edges[1:],)), dtype=torch.int32), None, edges)
+
+
+def _few(data: object) -> list[int] | None:
+    """A list of integers, or a tensor of one batch item; None where there are more, or other things."""
+    if type(data) is list or type(data) is tuple:
+        return [*data] if len(data) <= _FEW and all(type(x) is int for x in data) else None
+    if not isinstance(data, Tensor) or data.dtype not in _INTEGERS or data.device.type != "cpu" or data.numel() > _FEW:
+        return None
+    if data.layout is not torch.strided or data.is_nested or not (data.ndim == 1 or (data.ndim == 2 and data.shape[0] == 1)):
+        return None
+    numbers: list[int] = data.flatten().tolist()
     return numbers
 
 
-def _side_by_side(edges: tuple[int, ...]) -> SegmentTable | None:
-    """Segments by their edges, which rise from 0 on; None where these do not fit in 32 bits."""
-    if edges[-1] > INT32_MAX:
-        return None
-    starts, ends = torch.tensor(((edges[:-1],), (edges[1:],)), dtype=torch.int32).unbind()
-    return SegmentTable(starts, ends, torch.tensor([len(edges) - 1], dtype=torch.int32), edges)
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:
@@ -125,9 +135,6 @@ def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:
 def _from_lengths(data: object, what: Named, checks: Checks, device: torch.device) -> SegmentTable:
     given, counts = rows(data, what, "zero")
     lengths = _numbers(move(_leading(given, 2, what), device), what)
-    few = None if counts is not None else _few(lengths)
-    if few and min(few) >= 0 and (table := _side_by_side((0, *accumulate(few)))) is not None:
-        return table
     checks.forbid(
         lambda: lengths < 0,
         [lengths],
@@ -142,9 +149,6 @@ def _from_offsets(data: object, what: Named, checks: Checks, device: torch.devic
     offsets = _numbers(move(_leading(given, 2, what), device), what)
     if offsets.shape[1] == 0 or (counts is not None and min(counts) == 0):
         raise what.error("M403", "is empty", "it starts with 0 and holds one entry more than there are segments")
-    few = None if counts is not None else _few(offsets)
-    if few and len(few) > 1 and few[0] == 0 and few == sorted(few) and (table := _side_by_side(tuple(few))) is not None:
-        return table
     first, before, after = offsets[:, :1], offsets[:, :-1], offsets[:, 1:]
     hint = "offsets start at 0 and never decrease; lengths? give lengths= instead"
     checks.forbid(

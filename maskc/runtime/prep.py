@@ -94,33 +94,28 @@ def prepare(
     """
     program = compiled.program
     assert program is not None, "why_not says so"
-    shape = [] if blocks is None else [blocks.keep]
+    batch, heads = (1, 1) if blocks is None else blocks.keep.shape[:2]
     if not program.vectors:
-        return allocate(program, nq, nk, *_lead(shape), block_kv, inputs.device)
+        return allocate(program, nq, nk, batch, heads, block_kv, inputs.device)
     ready = _load(compiled)
-    prepared = allocate(program, nq, nk, *_lead(shape + _tensors(ready.spec, inputs)), block_kv, inputs.device)
-    grid = prepared.vectors.batch * prepared.vectors.heads * -(-nk // block_kv)
+    lead = [(batch, heads), *(_lead(slot.name, inputs) for slot in ready.spec.slots)]
+    batch, heads = max(n for n, _ in lead), max(n for _, n in lead)
+    prepared = allocate(program, nq, nk, batch, heads, block_kv, inputs.device)
+    grid = batch * heads * -(-nk // block_kv)
     body = pack_arguments(ready.spec, inputs, prepared)
     launch(ready.kernel, (grid, 1, 1), ready.spec.threads, Arguments((), body), device=inputs.device)
     return prepared
 
 
-def _tensors(spec: PrepSpec, inputs: BoundInputs) -> list[torch.Tensor]:
-    """Every tensor that the kernel reads, its first dimensions being batch and heads."""
-    out = []
-    for name in (slot.name for slot in spec.slots):
-        if name in inputs.sets:
-            out.append(inputs.sets[name].starts[:, None])
-        elif name in inputs.vectors:
-            out.append(inputs.vectors[name])
-        elif isinstance(scalar := inputs.scalars[name], torch.Tensor):
-            out.append(scalar[:, None])
-    return out
-
-
-def _lead(tensors: list[torch.Tensor]) -> tuple[int, int]:
-    """Batch and heads that cover all of them: 1 where nothing depends on them."""
-    return max((t.shape[0] for t in tensors), default=1), max((t.shape[1] for t in tensors), default=1)
+def _lead(name: str, inputs: BoundInputs) -> tuple[int, int]:
+    """Batch and heads of one input: 1 where it does not depend on them."""
+    if name in inputs.sets:
+        return inputs.sets[name].batch, 1
+    if name in inputs.vectors:
+        batch, heads, _ = inputs.vectors[name].shape
+        return batch, heads
+    scalar = inputs.scalars[name]
+    return 1 if isinstance(scalar, int) else scalar.shape[0], 1
 
 
 def allocate(program: IntervalProgram, nq: int, nk: int, batch: int, heads: int, block_kv: int, device: torch.device) -> Prepared:
@@ -180,10 +175,10 @@ def _pack(slot: Slot, inputs: BoundInputs) -> ctypes.Structure:
 
 
 def _segments(table: SegmentTable) -> ctypes.Structure:
-    starts, ends = table.starts, table.ends
-    if starts.stride() != ends.stride() or not starts.is_contiguous():
+    if not table.both.is_contiguous():
         raise AssertionError("segment tables are contiguous")
-    return Segments(starts.data_ptr(), ends.data_ptr(), _stride(starts, 0), starts.shape[1])
+    (_, batch, size), starts = table.both.shape, table.both.data_ptr()
+    return Segments(starts, starts + batch * size * table.both.element_size(), size if batch > 1 else 0, size)
 
 
 def _vector(vector: torch.Tensor) -> ctypes.Structure:

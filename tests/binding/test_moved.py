@@ -104,18 +104,19 @@ def test_few_numbers_come_to_the_host_in_one_transfer(
 def test_bound_inputs_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     transfers = Transfers(monkeypatch)
     monkeypatch.setattr("maskc.binding.bound.move", transfers.move)
-    numbers = [random_tensor(i, torch.int32, (1, 4)) for i in range(9)]
+    numbers = [random_tensor(i, torch.int32, (2, 1, 4) if i < 2 else (1, 4)) for i in range(6)]
     inputs = BoundInputs(
         HOST,
-        {"a": SegmentTable(*numbers[:3]), "b": SegmentTable(*numbers[3:6])},
-        {"v": numbers[6][None], "flags": numbers[7][None] > 500},
-        {"s": 7, "each": numbers[8]},
+        {"a": SegmentTable(numbers[0], numbers[2][0]), "b": SegmentTable(numbers[1], None, (0, 3))},
+        {"v": numbers[3][None], "flags": numbers[4][None] > 500},
+        {"s": 7, "each": numbers[5]},
         {"table": BlockTable(random_tensor(9, torch.bool, (1, 1, 2, 3)), 64, 64)},
     )
     got = inputs.to(GPU)
     assert transfers.count == 2  # integers and truth values
     assert (list(got.sets), list(got.vectors), got.scalars["s"]) == (["a", "b"], ["v", "flags"], 7)
     assert [t.block_q for t in got.blocks.values()] == [64]
+    assert (got.sets["a"].edges, got.sets["b"].given, got.sets["b"].edges) == (None, None, (0, 3))
     for there, here in zip(got.tensors, inputs.tensors, strict=True):
         assert there.shape == here.shape
         assert torch.equal(there.as_subclass(torch.Tensor), here)

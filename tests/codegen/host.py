@@ -153,6 +153,5 @@ def bound_inputs(fn: MaskFn, items: Sequence[Sequence[Env]]) -> BoundInputs:
 def _table(sets: Sequence[Sequence[tuple[int, int]]]) -> SegmentTable:
     size = max(1, *(len(s) for s in sets)) if len(sets) > 1 else max(1, len(sets[0]))
     rows = [[*s, *[(s[-1][1] if s else 0,) * 2] * (size - len(s))] for s in sets]
-    both = torch.tensor(rows, dtype=torch.int32)
-    counts = torch.tensor([len(s) for s in sets], dtype=torch.int32)
-    return SegmentTable(both[..., 0].contiguous(), both[..., 1].contiguous(), counts)
+    both = torch.tensor(rows, dtype=torch.int32).movedim(2, 0).contiguous()
+    return SegmentTable(both, torch.tensor([len(s) for s in sets], dtype=torch.int32))
