@@ -52,7 +52,7 @@ def load(folder: str | Path) -> CompiledMask:
     from maskc.codegen.bundle import load_bundle
 
     if not isinstance(folder, str | Path):
-        raise MaskcTypeError(Diagnostic("M511", f"a folder is named by a path, not by a {type(folder).__name__}"))
+        raise MaskcTypeError(Diagnostic("M511", f"a folder is named by a path; this is {type(folder).__name__}"))
     bundle = load_bundle(Path(folder), __version__)
     bundle.install()
     verdict = (

@@ -45,7 +45,7 @@ _standard = cache(_load)
 
 
 def _no_name(target: object) -> MaskcTypeError:
-    message = f'a mask is named by a path or "std:NAME", not by a {type(target).__name__}'
+    message = f'a mask is named by a path or "std:NAME"; this is {type(target).__name__}'
     hint = "a FlexAttention mask_mod? maskc.convert.from_mask_mod(mask_mod, nq, nk)" if callable(target) else None
     return MaskcTypeError(Diagnostic("M511", message, help=hint))
 

@@ -24,7 +24,7 @@ def vectors_of(mask: object, nq: int | None = None, nk: int | None = None) -> Bo
     """The vectors of a mask; sizes are needed where it does not know its own."""
     if not isinstance(mask, BoundMask | BoundaryVectors):
         hint = "compile(...).bind(...) makes one"
-        raise MaskcTypeError(Diagnostic("M511", f"converters take a bound mask, not a {type(mask).__name__}", help=hint))
+        raise MaskcTypeError(Diagnostic("M511", f"converters take a bound mask, not {type(mask).__name__}", help=hint))
     return mask if isinstance(mask, BoundaryVectors) else mask.vectors(nq, nk)
 
 

@@ -311,7 +311,7 @@ def test_refuses_what_is_no_mask(given: Any, way: str) -> None:
 
 
 def test_refuses_to_compile_what_is_no_name() -> None:
-    with pytest.raises(maskc.MaskcError, match=r"M511.*not by a function\n.*maskc.convert.from_mask_mod"):
+    with pytest.raises(maskc.MaskcError, match=r"M511.*this is function\n.*maskc.convert.from_mask_mod"):
         maskc.compile(lambda b, h, q, k: q >= k)  # type: ignore[arg-type]
 
 
