@@ -1,6 +1,7 @@
 """Times of ways that are compared, on several GPUs at once: what is fair, and how often each is measured.
 
 Ranks leave a barrier on their GPUs together, hosts being ahead; a time is that of the slowest rank, the median over rounds.
+The barrier wakes the links between the GPUs, which costs power for 50 ms: the same before every call.
 
 Long calls run at the limit of power: how fast they are depends on what ran before, by some percent, as a GPU comes cool out
 of copies or a pause and hot out of attention. So ways that are compared, attention alone among them, go through whole

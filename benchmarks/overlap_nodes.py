@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -47,7 +48,10 @@ from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape, Pair
 NODES, PER_NODE = 2, 4
 ROWS = 8192
 HEADS = 32
-REPEATS = 3
+REPEATS, MORE, NEAR = 5, 0.5, 0.02
+"""Rounds, seconds of a rank that may be spent on more, and how far apart quartiles may lie without them."""
+THREADS = 4
+"""Of torch on the host, for each process."""
 LINKS = (1, 2)
 """Copies of every chunk that crosses."""
 
@@ -63,10 +67,12 @@ class SlowLink(Link):
             super()._copied(chunk, *rest, **named)
 
 
-def measured(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory, all_keys: Pair) -> tuple[list[float], bool]:
-    """Of a rank: median ms of one layer, forward and backward, over each link of LINKS; and whether its results are right.
+def measured(
+    spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory, all_keys: Pair, meet: Callable[[], object]
+) -> tuple[list[list[float]], bool]:
+    """Of a rank: ms of one layer, forward and backward, over each link of LINKS; and whether its results are right.
 
-    all_keys: those of the memory, on the device.
+    all_keys: those of the memory, on the device. meet: waits until every process is as far.
     """
     device = memory.device
     part = part_of(p, rank)
@@ -85,9 +91,13 @@ def measured(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory,
         _, dk, dv = over.backward(local, q, k, v, out, lse, dout, HEAD_DIM**-0.5, executor)  # dq is added up as it comes
         return out, lse, dk, dv
 
-    def timed() -> float:
+    def over_link(times: int) -> tuple[Tensor, ...]:
+        link.times = times
+        return layer()
+
+    def timed(times: int) -> float:
         started = time.perf_counter()
-        layer()
+        over_link(times)
         over.finish()
         return 1e3 * (time.perf_counter() - started)
 
@@ -100,14 +110,23 @@ def measured(spec: maskc.BoundMask, p: AttentionPlan, rank: int, memory: Memory,
         link.row_by_row()
     same = all(torch.equal(a, b) for a, b in zip(results, layer("copy-then-attend"), strict=True))
     over.finish()
-    found = []
-    for link.times in LINKS:
-        if isinstance(queues, CudaQueues):
-            times = Stopwatch({"layer": layer}, (queues,), over.finish).rounds(lambda _: 0.0, fewest=REPEATS)["layer"]
-        else:
-            times = [timed() for _ in range(REPEATS)]
-        found.append(statistics.median(times))
-    return found, arrived and same
+    meet()
+    if not isinstance(queues, CudaQueues):
+        return [[timed(times) for _ in range(REPEATS)] for times in LINKS], arrived and same
+    clock = Stopwatch({str(times): partial(over_link, times) for times in LINKS}, (queues,), over.finish, one_by_one=True)
+    taken = clock.rounds(lambda so_far: MORE if max(map(apart, so_far.values())) > NEAR else 0.0, fewest=REPEATS)
+    return [taken[str(times)] for times in LINKS], arrived and same
+
+
+def quartiles(ms: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(ms, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
+
+
+def apart(ms: Sequence[float]) -> float:
+    """The quartiles, of the median."""
+    low, middle, high = quartiles(ms)
+    return (high - low) / middle
 
 
 def foreign(over: Overlapped, all_keys: Pair) -> Iterator[Pair]:
@@ -150,10 +169,12 @@ def rows(
             heads_kv=heads_kv,
             head_dim=HEAD_DIM,
         )
-        mine = [measured(spec, p, n * PER_NODE + r, memory, (k, v)) for n, r in product(nodes, range(PER_NODE))]
-        slowest = [max(of_ranks) for of_ranks in zip(*(ms for ms, _ in mine), strict=True)]
-        *slowest, wrong = most([*slowest, float(not all(right for _, right in mine))], len(nodes) < NODES, group)
-        for times, ms in zip(LINKS, slowest, strict=True):
+        alone = len(nodes) == NODES
+        meet = partial(most, [0.0], alone, group)
+        mine = [measured(spec, p, n * PER_NODE + r, memory, (k, v), meet) for n, r in product(nodes, range(PER_NODE))]
+        wrong = most([float(not all(right for _, right in mine))], alone, group)[0]
+        for times, of_ranks in zip(LINKS, zip(*(ms for ms, _ in mine), strict=True), strict=True):
+            low, ms, high = most([max(x) for x in zip(*map(quartiles, of_ranks), strict=True)], alone, group)
             yield {
                 "mask": mask,
                 "seqlen": length,
@@ -165,15 +186,17 @@ def rows(
                 "prune": prune,
                 "link_gb_s": 50 / times,
                 "step_ms": ms,
+                "quartiles_ms": (low, high),
+                "rounds": int(most([max(map(len, of_ranks))], alone, group)[0]),
                 "same_bits": not wrong,
                 "bytes_across": across(p),
             }
 
 
-def most(values: list[float], apart: bool, group: Any) -> list[float]:
-    """The greatest of all processes; apart: there are others."""
+def most(values: Sequence[float], alone: bool, group: Any) -> list[float]:
+    """The greatest of all processes, when each is here; alone: there is one."""
     found = torch.tensor(values, dtype=torch.float64)
-    if apart:
+    if not alone:
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return found.tolist()
 
@@ -181,25 +204,29 @@ def most(values: list[float], apart: bool, group: Any) -> list[float]:
 def serve(nodes: Sequence[int], meet: str, until: float, out: Path, shrink: int) -> None:
     """All rows, as far as the time goes, in the process of these nodes."""
     device = torch.device("cuda", nodes[0]) if ON_GPUS else torch.device("cpu")
-    apart = len(nodes) < NODES
+    alone = len(nodes) == NODES
+    torch.set_num_threads(THREADS if ON_GPUS else 1)
     if ON_GPUS:
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    if apart:
+    if not alone:
         wait = timedelta(seconds=40)
         dist.init_process_group("gloo", init_method=f"file://{meet}", rank=nodes[0], world_size=NODES, timeout=wait)
     found: list[dict[str, Any]] = []
     for row in rows(nodes, device, ROWS // shrink, 8):
         found.append(row)
         if nodes[0] == 0:
-            write(out, NODES if apart else 1, found)
-            what = f"{row['mask']:18} {row['routing']:12} {'pruned' if row['prune'] else 'all':6} {row['link_gb_s']:.0f} GB/s"
-            told = f"{row['step_ms']:.2f} ms  {row['bytes_across'] / 2**20:.1f} MiB{'' if row['same_bits'] else '  WRONG'}"
-            print(f"{what}  {told}", flush=True)
-        if most([float(time.time() > until)], apart, None)[0]:
+            write(out, 1 if alone else NODES, found)
+            print(f"{line(row)}  {time.time() - until:+.0f} s", flush=True)
+        if most([float(time.time() > until)], alone, None)[0]:
             break
     os._exit(int(not all(row["same_bits"] for row in found)))
+
+
+def line(row: dict[str, Any]) -> str:
+    what = f"{row['mask']:18} {row['routing']:12} {'pruned' if row['prune'] else 'all':6} {row['link_gb_s']:.0f} GB/s"
+    spread = " to ".join(f"{x:.2f}" for x in row["quartiles_ms"])
+    told = f"{row['step_ms']:.2f} ms  ({spread}, {row['rounds']} rounds)  {row['bytes_across'] / 2**20:.1f} MiB"
+    return f"{what}  {told}{'' if row['same_bits'] else '  WRONG'}"
 
 
 def write(out: Path, gpus: int, rows: list[dict[str, Any]]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,23 +26,38 @@ FEWEST, FEWEST_LONG, MOST = 15, 5, 60
 LONG = 50.0
 """Milliseconds."""
 FEWEST_PAIRS, MOST_PAIRS = 5, 40
+PATIENCE, LONGEST_ISSUE = 5, 50e-3
+"""How often each run is taken again because its host came late, and seconds that the GPU sleeps for a host at most."""
 SIDES: tuple[Stream, Stream] = ("copy", "send")
 Runs = dict[str, Callable[[], Any]]
-Events = tuple[torch.cuda.Event, torch.cuda.Event]
 Times = dict[str, list[float]]
+
+
+class Taken(NamedTuple):
+    """One run that is enqueued. late: the GPU was there before all of it was."""
+
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    late: bool
+
+    @property
+    def ms(self) -> float:
+        return float(self.start.elapsed_time(self.end))
 
 
 class Stopwatch:
     """Times runs on torch's current stream and the streams of `queues`; finish: after which a rank can be used again.
 
-    The GPU sleeps before each run until the host has enqueued it, as in a model, where the host is ahead; copies start no
-    earlier than the clock. results: what each run gave. Raises MaskcError M721 where a chunk did not arrive.
+    The GPU sleeps before each run until the host has enqueued it, as in a model, where the host is ahead; where a host was
+    slower than before, the run does not count. Copies start no earlier than the clock. one_by_one: each ends before the next
+    is enqueued, where queues would fill up. results: what each run gave. Raises MaskcError M721 where a chunk did not arrive.
     """
 
-    def __init__(self, runs: Runs, queues: Sequence[CudaQueues], finish: Callable[[], None]) -> None:
-        self.runs, self.queues, self.finish = runs, queues, finish
+    def __init__(self, runs: Runs, queues: Sequence[CudaQueues], finish: Callable[[], None], one_by_one: bool = False) -> None:
+        self.runs, self.queues, self.finish, self.one_by_one = runs, queues, finish, one_by_one
         self.results: dict[str, Any] = {}
         self._issue: dict[str, float] = {}
+        self._patience = dict.fromkeys(runs, PATIENCE)
         for again in range(2):
             for name, run in runs.items():
                 started = time.monotonic()
@@ -53,7 +69,7 @@ class Stopwatch:
                 except MaskcError as problem:
                     problem.add_note(name)
                     raise
-                self._issue[name] = min(took, 50e-3) if again else took
+                self._issue[name] = min(took, LONGEST_ISSUE) if again else took
 
     def rounds(self, worth: Callable[[Times], float], seldom: Collection[str] = (), fewest: int = FEWEST) -> Times:
         """Milliseconds of every run in every round, in random order.
@@ -67,10 +83,8 @@ class Stopwatch:
         while rounds < fewest or (rounds < MOST and time.monotonic() - started < worth(out)):
             names = [n for n in self.runs if n not in seldom or rounds % (fewest // 5 + 1) == 0]
             rounds += 1
-            events = [(name, self._enqueue(name)) for name in rng.sample(names, len(names))]
-            self._wait()
-            for name, (start, end) in events:
-                out[name].append(start.elapsed_time(end))
+            for name, ms in self._round(rng.sample(names, len(names))):
+                out[name].append(ms)
             if max(out[name][0] for name in self.runs if name not in seldom) > LONG:
                 fewest = min(fewest, FEWEST_LONG)
         return out
@@ -83,23 +97,43 @@ class Stopwatch:
         out: list[float] = []
         until = time.monotonic() + seconds
         while len(out) < FEWEST_PAIRS or (len(out) < MOST_PAIRS and time.monotonic() < until and _open(out, bar)):
-            events = [self._enqueue(name) for name in (a, b, b, a)]
+            taken = [self._enqueue(name) for name in (a, b, b, a)]
             self._wait()
-            first, second, third, fourth = (start.elapsed_time(end) for start, end in events)
+            first, second, third, fourth = (run.ms for run in taken)
             out.append((second + third) / (first + fourth))
         return out
 
-    def _enqueue(self, name: str) -> Events:
+    def _round(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+        """Milliseconds of each; of those whose host came late, when they are taken again."""
+        while names:
+            taken = []
+            for name in names:
+                taken.append((name, self._enqueue(name)))
+                if self.one_by_one:
+                    self._wait()
+            self._wait()
+            names = [name for name, run in taken if run.late and self._patience[name]]
+            for name in names:
+                self._patience[name] -= 1
+                self._issue[name] = min(2 * self._issue[name], LONGEST_ISSUE)
+            yield from ((name, run.ms) for name, run in taken if name not in names)
+
+    def _enqueue(self, name: str) -> Taken:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda._sleep(int((self._issue[name] * 1.3 + HICCUP) * CLOCK))  # type: ignore[no-untyped-call]
         start.record()
         for of, stream in product(self.queues, SIDES):
             of.follow(stream, "compute")
-        self.runs[name]()
+        gc.disable()
+        try:
+            self.runs[name]()
+        finally:
+            gc.enable()
         for of, stream in product(self.queues, SIDES):
             of.follow("compute", stream)
+        late = start.query()  # type: ignore[no-untyped-call]
         end.record()
-        return start, end
+        return Taken(start, end, late)
 
     def _wait(self) -> None:
         torch.cuda.synchronize()
