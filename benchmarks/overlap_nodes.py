@@ -48,7 +48,7 @@ from maskc.runtime.transport import CudaQueues, HostQueues, KeyShape, Pair
 NODES, PER_NODE = 2, 4
 ROWS = 8192
 HEADS = 32
-REPEATS, MORE, NEAR = 5, 0.5, 0.02
+REPEATS, MORE, NEAR = 5, 0.4, 0.02
 """Rounds, seconds of a rank that may be spent on more, and how far apart quartiles may lie without them."""
 THREADS = 4
 """Of torch on the host, for each process."""
