@@ -315,7 +315,7 @@ class _Binder:
         self.checks.finish()
         self.scalars.update(single)
         self._trim(counts)
-        return BoundMask(mask, inputs, nq, nk, batch, heads, totals, fill, later, home=self.home)
+        return BoundMask(mask, inputs.to(self.home), nq, nk, batch, heads, totals, fill, later)
 
     def _check_sets(self, ordered: Collection[str]) -> None:
         """Nesting, and no holes in those whose order counts."""

@@ -90,10 +90,14 @@ class BoundInputs:
         return (*sets, *self.vectors.values(), *numbers, *(table.keep for table in self.blocks.values()))
 
     def to(self, device: torch.device) -> BoundInputs:
-        """The same inputs on another device; see `data.moved`."""
+        """The same inputs on another device; see `data.moved`.
+
+        In a CUDA graph each tensor for itself: replays read it anew, and nobody would keep what small ones are joined to.
+        """
         if device == self.device:
             return self
-        there = iter(moved(self.tensors, device))
+        apart = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        there = iter([move(t, device) for t in self.tensors] if apart else moved(self.tensors, device))
         sets = {n: SegmentTable(next(there), next(there) if t.given is not None else None, t.edges) for n, t in self.sets.items()}
         vectors = {n: next(there) for n in self.vectors}
         scalars = {n: next(there) if isinstance(s, Tensor) else s for n, s in self.scalars.items()}
@@ -131,8 +135,7 @@ class BoundMask(Handled):
     heads: 1 where no input depends on them; heads is the number of mask heads, which divides the query heads. totals:
     how many tokens each segment or span input reaches, and fill: how far those that must have no gap fill their parent
     (both empty where `validate=False` left the data unread). later: facts that wait for the sizes. given: the vectors
-    themselves, where there is no mask file (see `from_vectors`). home: where the inputs were given, if elsewhere than they
-    lie now: few numbers of a GPU were read, and go back when vectors are made of them.
+    themselves, where there is no mask file (see `from_vectors`).
 
     What is made on a GPU is kept for all streams, see `streams`.
     """
@@ -147,7 +150,6 @@ class BoundMask(Handled):
     fill: dict[str, int]
     later: tuple[Fact, ...] = ()
     given: BoundaryVectors | None = None
-    home: torch.device | None = None
     _made: Making | None = field(init=False)
     _vectors: Kept[tuple[int, int, str], BoundaryVectors] = field(default_factory=Kept)
     _schedules: Kept[tuple[int, int, str, int], tuple[Tensor, ...]] = field(default_factory=Kept)
@@ -158,11 +160,6 @@ class BoundMask(Handled):
         on_gpu = self.inputs.device.type != "cpu"
         object.__setattr__(self, "_made", Making.of(gpu_tensors((self.inputs.tensors, self.given))) if on_gpu else None)
         super().__post_init__()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the inputs were given: that of their GPU tensors, else the CPU."""
-        return self.inputs.device if self.home is None else self.home
 
     def __repr__(self) -> str:
         """Sizes, and each input in a few words; waits for no device."""
@@ -196,7 +193,7 @@ class BoundMask(Handled):
         Raises MaskcError (M4xx) where the data do not fit the sizes.
         """
         rows, keys = self._sizes(nq, nk)
-        place = self.device if device is None else _indexed(torch.device(device))
+        place = self.inputs.device if device is None else _indexed(torch.device(device))
         key = rows, keys, str(place)
         if key in self._vectors:
             return self._vectors[key]
@@ -284,7 +281,7 @@ class BoundMask(Handled):
         if provable and prepare is not None:
             return prepare(self.compiled, self.inputs.to(device), nq, nk)
         program = self.compiled.program if provable else None
-        return on_device(boundary_vectors(self.compiled.fn, program, self.inputs.to(self.device), nq, nk), device)
+        return on_device(boundary_vectors(self.compiled.fn, program, self.inputs, nq, nk), device)
 
     def _check_totals(self, nk: int) -> None:
         fn = self.compiled.fn

@@ -360,7 +360,7 @@ def check_backend(name: str, vectors: BoundaryVectors, q: Tensor, k: Tensor, v: 
 
 def vectors_for(spec: BoundMask, q: Tensor, k: Tensor) -> BoundaryVectors:
     """The vectors of a bound mask for these tensors. Raises M4xx where the data do not fit them, M503 for the batch."""
-    home = spec.device
+    home = spec.inputs.device
     if home.type != "cpu" and home != q.device:
         raise error(
             "M504", f"the inputs of the mask are on `{home}`, q is on `{q.device}`", None, "bind inputs on the device of q"

@@ -101,8 +101,10 @@ def test_few_numbers_come_to_the_host_in_one_transfer(
     assert (doc[1].data, got["n"], again[0], got["own"] is host[0]) == ([3, 4], 5, 1, True)
 
 
-def test_bound_inputs_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("capturing", "count"), [(False, 2), (True, 7)])  # integers and truth values; in a graph, each
+def test_bound_inputs_keep_their_names(capturing: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     transfers = Transfers(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr("maskc.binding.bound.move", transfers.move)
     numbers = [random_tensor(i, torch.int32, (2, 1, 4) if i < 2 else (1, 4)) for i in range(6)]
     inputs = BoundInputs(
@@ -113,7 +115,7 @@ def test_bound_inputs_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
         {"table": BlockTable(random_tensor(9, torch.bool, (1, 1, 2, 3)), 64, 64)},
     )
     got = inputs.to(GPU)
-    assert transfers.count == 2  # integers and truth values
+    assert transfers.count == count
     assert (list(got.sets), list(got.vectors), got.scalars["s"]) == (["a", "b"], ["v", "flags"], 7)
     assert [t.block_q for t in got.blocks.values()] == [64]
     assert (got.sets["a"].edges, got.sets["b"].given, got.sets["b"].edges) == (None, None, (0, 3))
