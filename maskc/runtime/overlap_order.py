@@ -217,6 +217,7 @@ def backward_items(
     seconds: float,
     lent: NDArray[np.bool_] | None = None,
     plain: bool = False,
+    filling: int = 0,
 ) -> tuple[Planned, Ints]:
     """(key tiles: tile | unit << 16, a unit being what shares a head of keys; the piece of each, -1 for own ones).
 
@@ -225,7 +226,8 @@ def backward_items(
     yet, own tiles fill the time. lent: own tiles that others see, where gradients leave as tiles end; then those of others
     are spread over the first half of the work, for all at once they would wait for the link, and these tiles come at its end,
     when what others have of their gradients is there. plain: nothing of that, all tiles come as they do without copies; of
-    one unit as they lie, of several by falling work.
+    several units by falling work, of one as they lie, but first about `filling` own ones, all of their units. They fill the time
+    until keys come: single ones would send CTAs out of step, which then read rows one by one to the end.
 
     latest: [key tiles], the last slot of each. load: [units, key tiles]. first_piece: [units], as in `Heads`. own: slots
     below are the rank's own. arrivals: seconds, by piece. seconds: that one multiprocessor takes for a load of 1. Raises
@@ -239,7 +241,9 @@ def backward_items(
     kind = np.where(foreign, PIECE, OWN if lent is None else np.where(lent, LENT, OWN))
     turn = np.where(foreign, piece if lent is None else first_piece[:, None], 0)
     beside: tuple[Any, ...] = (unit, tile, -load, unit // group, turn, kind)
-    alone: tuple[Any, ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit)
+    full = min(max(1, round(filling / max(1, int((latest < own).sum())))), units // 2)
+    behind = foreign | (unit >= full)
+    alone: tuple[Any, ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit, behind)
     order = np.lexsort(tuple(x.ravel() for x in (alone if plain else beside)))
     if lent is not None and not plain:
         order = order[_spread(kind.ravel()[order], load.ravel()[order])]

@@ -38,6 +38,10 @@ from maskc.tiles import TileClass, classify
 
 FEW = 16
 """Work items for each multiprocessor, below which it matters which come last."""
+IN_STEP = 10
+"""Likewise, from which CTAs in step save more than short items at the end."""
+WAVES = 2
+"""Own items for each multiprocessor that come before others: by falling work, they end together after two."""
 FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), 0.5
 """See `Planned.order`: what is tried forward then, of which the first is taken where items are many; backward, there."""
 TRIALS = (Trial(), Trial(0.3, 1, 0.005), Trial(0, 0.8, 0.015), Trial(0.3, 0.8, 0.02), Trial(0, 0, 0.06), Trial(0.3, 0, 0.065))
@@ -180,13 +184,14 @@ def backward_tables(
         few, near = load.size < FEW * processors, hopper_bwd.heads_together(local.nq * spec.head_dim)
         together = max(1, near // units.heads) if few else 1
         # Rows of a unit that L2 cannot hold are read once by CTAs in step, which take tiles as they lie.
-        plain = in_line or (given and not few and near < units.heads)
+        in_step = given and near < units.heads and load.size >= IN_STEP * processors
+        plain = in_line or in_step
         read = {c for _, chunks in plan.lends for c in chunks}
         lent = np.array([s.chunk in read for s in plan.slots[: plan.own]] + [False], dtype=np.bool_)
         seen = lent[np.minimum(ranges[:, 1], plan.own)] if given else None
         tiles_of = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
-        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, plain)
-        if few:
+        planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, plain, WAVES * processors)
+        if few and not in_step:
             items = soonest_backward(planned, pieces, processors, () if given else _leaving(arrivals), TRIALS)
         else:
             items = steady_backward(planned, processors, 0.0 if given else BACKWARD_EAGER)

@@ -17,10 +17,11 @@ from maskc.runtime.hopper import mask_form
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap_order import ITEM_LIMIT, Planned, Trial, backward_items, soonest_backward, steady_backward
-from maskc.runtime.overlap_plan import joined, overlap_plan, visit_order
+from maskc.runtime.overlap_plan import OverlapPlan, joined, overlap_plan, visit_order
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
     Units,
+    backward_load,
     backward_tables,
     expected_arrivals,
 )
@@ -227,20 +228,54 @@ def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
             assert [t for t, u in order if u == unit] == list(range(tiles))
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(heads: int) -> None:
-    """16384 rows of two heads are what it holds; the first tile is an own one, and the last ones end together."""
-    v = BoundaryVectors(32768, 32768, 1, 1, True)
-    p = plan(v, world_size=2, chunk=4096, order="zigzag")
-    o = overlap_plan(p, 0)
-    local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, o.columns)
+@given(work(), st.integers(0, 40), st.booleans())
+def test_tiles_as_without_copies(given: object, filling: int, told: bool) -> None:
+    """One unit after the other, behind own tiles of units of which those are about `filling`, of no more than half of them."""
+    latest, load, first, own, group, arrivals = given  # type: ignore[misc]
+    lent = np.zeros(len(latest), dtype=np.bool_) if told else None
+    planned, _ = backward_items(latest, load, first, own, group, arrivals, 1.0, lent, True, filling)
+    items = [(int(i) >> 16, int(i) & 0xFFFF) for i in planned.packed]
+    units, tiles = load.shape
+    if group > 1:
+        assert items == sorted(items, key=lambda i: (i[0] // group, -load[i], i[1], i[0]))
+        return
+    mine = [t for t in range(tiles) if latest[t] < own]
+    before = min(range(1, units + 1), key=lambda n: (abs(n * len(mine) - filling), n % 2)) if mine else 0
+    early = [(u, t) for u in range(min(before, units // 2)) for t in mine]
+    assert items == early + [(u, t) for u in range(units) for t in range(tiles) if (u, t) not in early]
+
+
+def balanced(rows: int, rank: int) -> tuple[OverlapPlan, BoundaryVectors]:
+    """A causal call of so many rows on two ranks: the plan of one, and its mask."""
+    v = BoundaryVectors(2 * rows, 2 * rows, 1, 1, True)
+    p = plan(v, world_size=2, chunk=rows // 4, order="zigzag")
+    o = overlap_plan(p, rank)
+    return o, localize(v, p.rows, p.rows.chunks_of(rank), p.keys, o.columns)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("processors", [2, 9])
+def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(rank: int, processors: int) -> None:
+    """16384 rows of two heads are what it holds; own tiles of one unit fill the time, and the last ones end together."""
+    o, local = balanced(16384, rank)
     spec = select_backward(mask_form(local), 128, "bf16")
-    units = Units(1, 2 * heads, 2, 1, heads)
-    arrivals = expected_arrivals(o, 1024, 1, 1e9, 0.0)
-    found = backward_tables(local, o, spec, units, arrivals, 1, CPU, 0, True).items.tolist()
-    body = found[1 : len(found) // 2]
-    assert (body == sorted(body)) == (heads == 4)
-    assert heads == 1 or found[0] == o.slots[o.own - 1].start // spec.block_kv
+    tiles, mine = o.rows // 128, [t for t, (_, last) in enumerate(o.block_slots(128).tolist()) if last < o.own]
+    arrivals = expected_arrivals(o, 1024, 1, 1e12, 0.0)
+
+    def found(heads: int, processors: int = processors) -> list[int]:
+        units = Units(1, 2 * heads, 2, 1, heads)
+        return backward_tables(local, o, spec, units, arrivals, processors, CPU, 0, True).items.tolist()  # type: ignore[no-any-return]
+
+    lie = [*mine, *(t for t in range(tiles) if t not in mine), *(t | 1 << 16 for t in range(tiles))]
+    as_they_lie = [found(heads)[: tiles * 5 // 4] == lie[: tiles * 5 // 4] for heads in (1, 2, 4)]
+    assert as_they_lie == [False, False, True]
+    many = 2 * tiles // overlap_tables.IN_STEP
+    assert [found(4, processors=n)[:tiles] == lie[:tiles] for n in (many, many + 1)] == [True, False]
+    load = backward_load(local, spec, Units(1, 8, 2, 1, 4))
+    order = found(4)
+    work = [int(load[i >> 16, i & 0xFFFF]) for i in order]
+    last = Planned(np.arange(len(order), dtype=np.uint32), np.zeros(len(order)), np.array(work, dtype=float))
+    assert last.ends(np.arange(len(order)), processors).max() < last.soonest_end(processors) * 1.01
 
 
 def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
