@@ -262,10 +262,6 @@ class BoundMask(Handled):
 
     @lasting
     def _make(self, nq: int, nk: int, device: torch.device, prepare: Prepare | None) -> BoundaryVectors:
-        from maskc.binding.checks import Checks
-        from maskc.binding.columns import boundary_vectors
-        from maskc.binding.facts import check_fact
-
         if self._made is not None:
             self._made.wait()
         if self.given is not None:
@@ -273,15 +269,23 @@ class BoundMask(Handled):
         check_sizes(self.compiled.fn, nq=nq, nk=nk)
         self._check_totals(nk)
         if self.later:
-            checks = Checks()
-            for fact in self.later:
-                check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
-            checks.finish()
+            self._check_later(nq, nk)
         provable = self._provable(nk)
         if provable and prepare is not None:
             return prepare(self.compiled, self.inputs.to(device), nq, nk)
+        from maskc.binding.columns import boundary_vectors
+
         program = self.compiled.program if provable else None
         return on_device(boundary_vectors(self.compiled.fn, program, self.inputs, nq, nk), device)
+
+    def _check_later(self, nq: int, nk: int) -> None:
+        from maskc.binding.checks import Checks
+        from maskc.binding.facts import check_fact
+
+        checks = Checks()
+        for fact in self.later:
+            check_fact(self.compiled.fn, fact, self.inputs, nq, nk, checks)
+        checks.finish()
 
     def _check_totals(self, nk: int) -> None:
         fn = self.compiled.fn
