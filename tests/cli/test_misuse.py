@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from maskc.cli import build_parser, main
+from maskc.cli import COMMANDS, main
+from maskc.command_line import build_parser
 
 Run = Callable[..., tuple[int, str, str]]
 Told = Callable[[str], str]
@@ -204,6 +205,7 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_argument_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     _, names = build_parser()
+    assert {*names, None} == COMMANDS.keys()
     for name in names:
         with pytest.raises(SystemExit):
             main([name, "--help"])
