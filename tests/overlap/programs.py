@@ -58,7 +58,7 @@ CALLS = {
     "given and pushed in turn": "gbgkh",
     "pushed at once": "aaa",
     "pushed at once, with kept keys": "fdad",
-    "given and pushed at once in turn": "gagdh",
+    "pushed at once, given in turn": "gagdh",
 }
 """f: forward, c: keys first, b: backward whose gradients are pushed, o: with one copy engine, k: over the keys of the call
 before; a: all of them pushed at once, with one copy engine, d: over the keys of the call before; g: backward whose kernel gives
@@ -170,3 +170,7 @@ def swapped(first: Callable[[object], bool], second: Callable[[object], bool]) -
 
 def is_put(kind: str) -> Callable[[object], bool]:
     return lambda op: isinstance(op, Put) and op.word.kind == kind
+
+
+def is_wait(kind: str) -> Callable[[object], bool]:
+    return lambda op: isinstance(op, Wait) and op.word.kind == kind

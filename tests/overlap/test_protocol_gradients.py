@@ -9,7 +9,7 @@ import pytest
 
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.protocol import Push, Put, Sum, Tell, Wait
-from tests.overlap.explorer import Explorer, Violation, Work
+from tests.overlap.explorer import Explorer, Program, Violation, Work
 from tests.overlap.programs import (
     BETWEEN_THREE,
     BETWEEN_TWO,
@@ -17,6 +17,7 @@ from tests.overlap.programs import (
     PULLED,
     Mutation,
     is_put,
+    is_wait,
     plans,
     program,
     programs,
@@ -26,16 +27,18 @@ from tests.overlap.programs import (
 )
 
 QUEUES = pytest.mark.parametrize("one_queue", [False, True], ids=["many queues", "one queue"])
+WAYS_IN_TURN = [("aaa", "ggg"), ("agb", "bag"), ("gab", "gab"), ("fdfh", "fkfd"), ("fhgd", "fdak")]
+"""Each rank chooses for each call."""
 
 
 @QUEUES
-@pytest.mark.parametrize("calls", [("ggg", "bbb"), ("gbg", "ggb"), ("fhfh", "fkfk"), ("fhg", "fkb")])
+@pytest.mark.parametrize("calls", [("ggg", "bbb"), ("gbg", "ggb"), ("fhfh", "fkfk"), ("fhg", "fkb"), *WAYS_IN_TURN])
 @pytest.mark.parametrize("case", BETWEEN_TWO)
 def test_one_rank_gives_gradients_that_another_pushes(case: str, calls: Sequence[str], one_queue: bool) -> None:
     assert Explorer(programs(case, calls), one_queue).explore() > 10
 
 
-@pytest.mark.parametrize("calls", [("gg", "bb", "gg"), ("bb", "gg", "gg")])
+@pytest.mark.parametrize("calls", [("gg", "bb", "gg"), ("bb", "gg", "gg"), ("ga", "ag", "ab")])
 @pytest.mark.parametrize("case", BETWEEN_THREE)
 def test_one_of_three_ranks_pushes_its_gradients(case: str, calls: Sequence[str]) -> None:
     assert Explorer(programs(case, calls), True).explore() > 10
@@ -70,6 +73,9 @@ SWITCHES: dict[str, tuple[list[list[OverlapPlan]], str, str]] = {
     "kept beside": ([EVERYTHING, LESS, EVERYTHING], "fgh", "010"),
     "kept twice beside": ([EVERYTHING, LESS, LESS, EVERYTHING], "fghh", "0110"),
     "kept behind one that pushes": ([EVERYTHING, ONE_WAY, EVERYTHING], "fbh", "010"),
+    "pushed at once between": ([EVERYTHING, LESS, EVERYTHING], "gag", "010"),
+    "all at once, one way, then the other": ([ONE_WAY, BACK, ONE_WAY], "aaa", "010"),
+    "kept, pushed at once, beside": ([EVERYTHING, LESS, EVERYTHING], "fad", "010"),
     "all three, a ring, all three": ([CASES[BETWEEN_THREE[i]] for i in (0, 1, 0)], "ggg", "010"),
     "three, a ring, causal": ([CASES[BETWEEN_THREE[i]] for i in (0, 1, 2)], "ggg", "012"),
 }
@@ -86,7 +92,7 @@ def test_whoever_is_given_keys_may_write_gradients_under_any_plan(name: str) -> 
         assert Explorer(switching, one_queue, buffers=buffers).explore() > 10
 
 
-@pytest.mark.parametrize("calls", ["gg", "gh", "fh", "bb", ("gg", "bb")])
+@pytest.mark.parametrize("calls", ["gg", "gh", "fh", "bb", "aa", "ga", ("gg", "bb"), ("ga", "ag")])
 @pytest.mark.parametrize("impatient", [0, 1])
 def test_nobody_adds_up_what_comes_of_a_kernel_that_gave_up(impatient: int, calls: str | Sequence[str]) -> None:
     """By its own clock, while all others go on: before hosts stop them it leaves out what it gives, and sums look for it."""
@@ -102,19 +108,49 @@ def test_either_a_kernel_leaves_out_what_it_gave_up_or_sums_look_at_all_ranks(ca
     assert Explorer(programs("two ranks, a chunk each", "gg"), True, impatient=0, sees_all=False).explore() > 10
 
 
+def looks_first(work: Work) -> Work:
+    """A kernel that looks for gradients of own keys before it waits for anything, as its first tiles may be own ones."""
+    return sorted(work, key=lambda item: ("start", "add").index(item[0]) if item[0] in ("start", "add") else 2)
+
+
+@QUEUES
+@pytest.mark.parametrize("calls", ["aa", "gg", ("ga", "ag"), ("bd", "ah")])
+@pytest.mark.parametrize("case", BETWEEN_TWO)
+def test_a_kernel_may_look_for_gradients_of_own_keys_at_any_time(case: str, calls: str | Sequence[str], one_queue: bool) -> None:
+    """What it is told of lies there, of this call, and complete; what it is not told of it leaves to the sum."""
+    assert Explorer(programs(case, calls), one_queue, rework=looks_first).explore() > 10
+
+
 # ---------------------------------------------------------------- what must be found out
+
+
+def sent_early(program: Program) -> Program:
+    """The owner is told that it has everything before the last copy, whatever words follow that."""
+    for last in (Tell, Push):
+        program = swapped(lambda op, last=last: isinstance(op, last), is_put("sent"))(program)  # type: ignore[misc]
+    return program
+
+
+def awaits_all_but_the_last(program: Program) -> Program:
+    """What leaves at once does so when all pieces but one are complete."""
+    is_last = [
+        is_wait("finished")(op) and not is_wait("finished")(after)
+        for (_, op), (_, after) in zip(program, [*program[1:], ("send", None)], strict=True)
+    ]
+    return [step for step, last in zip(program, is_last, strict=True) if not last]
 
 
 BROKEN_BACKWARD: dict[str, tuple[Mutation, str]] = {
     "gradients leave before they are complete": (without("finished", Wait), "pushes gradients"),
     "gradients are added up before they are there": (without("sent", Wait), "adds up"),
     "staging is written before it was added up": (without("free", Wait), "adds up"),
-    "the owner is told before the last push": (swapped(lambda op: isinstance(op, Push), is_put("sent")), "adds up"),
+    "the owner is told before the last push": (sent_early, "adds up"),
     "staging is called free before the sum": (swapped(lambda op: isinstance(op, Sum), is_put("free")), "adds up"),
     "the owner is told of a piece before it is pushed": (
         swapped(lambda op: isinstance(op, Push), lambda op: isinstance(op, Tell)),
         "adds up",
     ),
+    "gradients leave before the last is complete": (awaits_all_but_the_last, "pushes gradients"),
     "nobody says sent": (without("sent", Put), "waits for ever"),
     "nobody says free": (without("free", Put), "waits for ever"),
 }
@@ -131,12 +167,13 @@ BROKEN_GIVEN: dict[str, tuple[Mutation, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [*(("pushed", name) for name in BROKEN_BACKWARD), *(("given", name) for name in BROKEN_GIVEN)]
+    ("way", "name"), [*product(("pushed", "pushed at once"), BROKEN_BACKWARD), *(("given", name) for name in BROKEN_GIVEN)]
 )
 def test_broken_ways_of_gradients_are_found_out(way: str, name: str) -> None:
     mutate, message = BROKEN_BACKWARD[name]
-    tried = product(BETWEEN_TWO[:3], ("bbb", "bkk") if way == "pushed" else ("gg", "ghh"))
-    assert found_out([Explorer([mutate(p) for p in programs(case, calls)]) for case, calls in tried], message)
+    calls_of = {"pushed": ("bbb", "bkk"), "pushed at once": ("aa", "add"), "given": ("gg", "ghh")}
+    tried = product(BETWEEN_TWO[:3], calls_of[way], ((1, 1), (2, 2)) if way == "pushed at once" else ((1, 1),))
+    assert found_out([Explorer([mutate(p) for p in programs(*what)]) for what in tried], message)
 
 
 def found_out(tried: Sequence[Explorer], message: str) -> bool:
