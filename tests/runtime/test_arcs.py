@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.boundary import BoundaryVectors
-from maskc.runtime.arcs import PLACES, SLACK, SWAPS, Ints, _Circle, arcs, owners
+from maskc.runtime.arcs import PLACES, SLACK, SWAPS, TRIED, Ints, _Circle, arcs, owners
 from maskc.runtime.chunking import EVEN, FINE, default_chunk
 from maskc.runtime.plan import AttentionPlan, plan
 from tests.runtime.test_plan import doc_mask
@@ -119,6 +119,96 @@ def test_ranks_of_few_tiles_are_evened_out_by_swaps() -> None:
             worst[swaps] = max(worst[swaps], loads.max() * 8 / work.sum())
     assert worst[0] > 1.05
     assert worst[SWAPS] < 1.015
+
+
+def test_all_cuts_together_are_off_by_the_slack_at_most() -> None:
+    """However dear keys are: three halvings share it. Work that changes slowly, so that single tiles do not count."""
+    tiles, world = 3000, 8
+    work = (1000 + 300 * np.sin(np.arange(tiles) * 6 * np.pi / tiles)).astype(np.int64)
+    for seed in range(3):
+        seen = np.random.default_rng(seed).random((tiles, tiles)) < 2e-4
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("maskc.runtime.arcs.SWAPS", 0)
+            loads = np.bincount(owners(work, [(1, seen)], world, 1e9), weights=work, minlength=world)
+        assert SLACK / 4 < loads.max() / loads.mean() - 1 <= SLACK
+
+
+def test_halves_that_are_alike_are_dealt_alike() -> None:
+    """A sequence said twice, cut between the two first: ranks of the second half get what those of the first got."""
+    n, world, alike = 128, 8, 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        work = np.tile(rng.integers(200, 220, n), 2)
+        seen = np.kron(np.eye(2, dtype=np.bool_), rng.random((n, n)) < 0.01)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("maskc.runtime.arcs.SWAPS", 0)
+            first, second = owners(work, [(1, seen)], world, 1.0).reshape(2, n)
+        if len(set((first // (world // 2)).tolist())) == 1:
+            alike += 1
+            assert np.array_equal(first % (world // 2), second % (world // 2))
+    assert alike > 10
+
+
+def test_of_many_even_places_those_that_are_tried_lie_all_around_the_circle() -> None:
+    """Two documents of half the tiles, neither of which begins with the sequence; everything is even."""
+    tiles, start = 512, 160
+    assert tiles > PLACES
+    document = (np.arange(tiles) >= start) & (np.arange(tiles) < start + tiles // 2)
+    owner = owners(np.ones(tiles, dtype=np.int64), [(1, document[:, None] == document)], 2, 1.0)
+    assert np.array_equal(owner == owner[start], document)
+
+
+def swaps_taken(work: Ints, owner: Ints, world: int) -> list[Ints]:
+    """The loads before each swap that is looked for, and those behind the last one."""
+    circle, seen = _Circle(work, full(len(work)), 0.0, SLACK), list[Ints]()
+    look = circle._best_swap
+
+    def watched(owner: Ints, loads: Ints, heavy: int) -> tuple[int, int] | None:
+        seen.append(loads.copy())
+        return look(owner, loads, heavy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(circle, "_best_swap", watched)
+        circle.even_out(owner, world)
+    return [*seen, np.bincount(owner, weights=work, minlength=world)]
+
+
+def test_swaps_end_as_soon_as_ranks_are_even() -> None:
+    ended = 0
+    for seed in range(20):
+        work = np.random.default_rng(seed).integers(900, 1100, 64)
+        *before, after = swaps_taken(work, np.arange(64) // 16, 4)
+        limit = (1 + SLACK) * work.sum() / 4
+        assert all(loads.max() > limit for loads in before)
+        ended += bool(before) and after.max() <= limit
+    assert ended > 5
+
+
+@given(works, st.integers(2, 4), st.integers(0, 2**32 - 1), st.floats(0, 50))
+@settings(max_examples=100, deadline=None)
+def test_no_swap_is_cheaper_among_those_that_even_out_most(work: Ints, world: int, seed: int, price: float) -> None:
+    n, rng = len(work), np.random.default_rng(seed)
+    seen, owner = rng.random((n, n)) < 0.1, np.sort(rng.permutation(np.arange(n) % world))
+    loads = np.bincount(owner, weights=work, minlength=world).astype(np.int64)
+    heavy = int(loads.argmax())
+    found = _Circle(work, [(1, seen)], price, SLACK)._best_swap(owner, loads, heavy)
+
+    def judged(a: int, b: int) -> tuple[int, float]:
+        """The greater load of the two behind it, and that with the price of what travels."""
+        after = owner.copy()
+        after[a], after[b] = owner[b], heavy
+        held = [after == r for r in (heavy, owner[b])]
+        peak = max(int(work[mine].sum()) for mine in held)
+        return peak, peak + price * max(int((seen[mine].any(0) & ~mine).sum()) for mine in held)
+
+    all_swaps = {swap: judged(*swap) for swap in swaps_that_help(work, owner, world)}
+    if found is None:
+        assert not all_swaps
+        return
+    peaks = sorted(peak for peak, _ in all_swaps.values())
+    least = min(cost for peak, cost in all_swaps.values() if peak < [*peaks, peaks[-1] + 1][min(TRIED, len(peaks))])
+    assert all_swaps[found][0] <= peaks[min(TRIED, len(peaks)) - 1]
+    assert all_swaps[found][1] <= least or all_swaps[found][1] == pytest.approx(least)
 
 
 def test_a_triangle_gives_dual_chunk_and_a_window_the_part_that_its_start_saves() -> None:
