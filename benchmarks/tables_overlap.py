@@ -320,7 +320,17 @@ def _traffic() -> dict[tuple[str, str], list[Row]]:
     return found
 
 
+def routed(which: str) -> str:
+    """`causal_document,hierarchical,pruned` or `..., flat, all`: milliseconds over 50 and over 25 GB/s."""
+    mask, routing, sent = which.split(",")
+    found = [r for r in rows_of("overlap_nodes", "routing", "step_ms") if (r["mask"], r["routing"]) == (mask, routing)]
+    found = [r for r in found if r["prune"] == (sent == "pruned")]
+    if not found:
+        raise NoData("overlap_nodes")
+    return " and ".join(f"{r['step_ms']:.1f}" for r in sorted(found, key=lambda r: -r["link_gb_s"]))
+
+
 PLACES: tuple[Callable[..., str], ...] = (
     one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, torch_gpus, copying, overlap_bars,
-    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, torch_time, link_power, link_costs, routing,
+    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, torch_time, link_power, link_costs, routing, routed,
 )  # fmt: skip

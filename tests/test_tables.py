@@ -130,6 +130,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("link_power", "| causal, 32768 rows a GPU, 32 on 8 heads | 32 KB every 0.2 ms | 103.0 | +3.0% | 61 | 1500 |  |"),
         ("link_costs:32 KB every 0.2 ms", "3.0 %"),
         ("routing", "| causal, 16K, 8 key heads | hierarchical | yes | 50 | 4.00 | 16.0 |"),
+        ("routed:causal,flat,pruned", "5.0"),
         ("arcs", "| document | 4,096 → 1,024 (1.001 → 1.002) | no arcs |"),
         ("arc_rows:document,2", "1,024 instead of 4,096"),
         ("arc_imbalance:document,2", "1.002"),
