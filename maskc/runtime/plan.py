@@ -163,13 +163,15 @@ class AttentionPlan(Handled, DataContract):
         Backward, K and V travel once more and their gradients go back along the same ways, in fp32 (fp64 for fp64).
 
         Raises:
-            MaskcError: M715 when the plan was made without `heads_kv` and `head_dim`, M713 for another direction.
+            MaskcError: M715 when the plan was made without `heads_kv` and `head_dim`, M713 for another direction, M717 for a
+                batch below 0 or an itemsize below 1.
         """
         if self.heads_kv is None or self.head_dim is None:
             raise error("M715", "bytes depend on the model", None, "make the plan with heads_kv= and head_dim=")
         if direction not in get_args(Direction):
             raise error("M713", f"unknown direction {direction!r}", None, "forward or backward")
         rows = self.schedule(strategy, part).rows_sent(self.keys)
+        batch, itemsize = arguments.count_of("batch", batch, 0), arguments.count_of("itemsize", itemsize)
         elements = 2 * self.heads_kv * self.head_dim * batch
         gradient = 0 if direction == "forward" else max(4, itemsize)
         return tuple(
@@ -217,10 +219,13 @@ def plan(
             also between ranks.
         nq, nk: sizes, where the masks do not know them. documents: the segments input that `positions` goes by.
         assign: the rank of every chunk, to fix the assignment by hand; it takes the place of an order.
-        hierarchical: a chunk enters a node once (default: when nodes > 1). overlap: exchange during compute.
+        prune: a rank gets the chunks that its rows see, else all of them. hierarchical: a chunk enters a node once (default:
+            when nodes > 1). overlap: exchange during compute.
         keep_keys: strategies by which ranks write keys into each other's memory do not do so again for a backward, where those
             of its forward still lie in the key buffer, which all calls under this plan share: after a recomputed forward,
             or in the last layer.
+        costs: of tiles, in which work is counted. effort: after which balancing ends. machine: rates for predicted times, by
+            which pieces are chosen.
 
     Raises:
         MaskcError: M701, M702, M705, M711 to M717; see `maskc explain`.

@@ -82,8 +82,11 @@ def weights_of(weights: Sequence[int] | None, masks: int) -> tuple[int, ...]:
 
 def size_of(name: str, value: int | None, least: int = 1, code: str = "M717") -> int | None:
     """An optional size. Raises `code` for what is no whole number >= least."""
-    if value is None:
-        return None
+    return None if value is None else count_of(name, value, least, code)
+
+
+def count_of(name: str, value: int, least: int = 1, code: str = "M717") -> int:
+    """Raises `code` for what is no whole number >= least."""
     if not _whole(value, least):
         raise error(code, f"{name} is {value!r}, not a whole number >= {least}")
     return int(value)

@@ -236,6 +236,10 @@ def test_traffic_in_bytes() -> None:
     backward = p.traffic(direction="backward")
     assert backward[0][1] == 2 * row
     assert backward[1][0] == 2 * 2 * row  # gradients in fp32
+    assert p.traffic(batch=0) == ((0,) * 4,) * 4
+    for named in ({"batch": -1}, {"itemsize": 0}, {"batch": 1.5}, {"batch": None}):
+        with pytest.raises(MaskcError, match=f"M717.*{next(iter(named))} is {next(iter(named.values()))}"):
+            p.traffic(**named)  # type: ignore[arg-type]
     with pytest.raises(MaskcError, match="M715"):
         plan(doc_mask([4, 4]), world_size=4).traffic()
 
