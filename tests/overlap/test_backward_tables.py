@@ -146,6 +146,18 @@ def test_the_order_after_which_all_gradients_are_gone_soonest(given: object, pro
     assert chosen.tolist() == best[1]
 
 
+def test_a_multiprocessor_waits_for_a_long_tile_whose_gradients_take_long() -> None:
+    """Free at 6, it may take an own one until 12, or wait until 10 and be done at 18: gradients are gone at 24 and not at 26."""
+    spent = np.array([8.0] * 4 + [6.0] * 8)
+    planned = Planned(np.arange(12, dtype=np.uint32), np.array([10.0] * 4 + [0.0] * 8), spent)
+    pieces = np.array([0] * 4 + [-1] * 8)
+    first, late = [planned.evenly(4, eager)[0].tolist() for eager in (0.0, 0.5)]
+    assert first == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3]
+    assert late == [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, 10, 11]
+    assert soonest_backward(planned, pieces, 4, [6.0], overlap_tables.TRIALS).tolist() == late
+    assert soonest_backward(planned, pieces, 4, [], overlap_tables.TRIALS).tolist() == first
+
+
 @given(work(), st.integers(1, 3), st.sampled_from((0.0, 0.5)))
 def test_of_many_items_the_last_end_together(given: object, processors: int, eager: float) -> None:
     latest, load, first, own, group, arrivals = given  # type: ignore[misc]
