@@ -63,6 +63,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M419", IMAGES, {"image": spans(ranges=[(5, 3)])}, "spans `image`: ranges[0] = (5, 3)"),
     ("M419", IMAGES, {"image": spans(ranges=[(0, 4), (3, 6)])}, "ranges[1] starts at 3, before the one ahead of it ends at 4"),
     ("M413", IMAGES, {"image": spans(ranges=[(0, 4, 1)])}, "has rows of 3 numbers; each is a pair"),
+    ("M413", IMAGES, {"image": spans(ranges=[(0, 7), (7,), (7, 9)])}, "has rows of 1 and 2 numbers; each is a pair"),
     # nesting, order, holes
     (
         "M406",
