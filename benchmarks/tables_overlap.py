@@ -293,8 +293,8 @@ def link_power() -> str:
         watched = [[g[what] for g in of if g[what] is not None] for what in ("mhz", "asleep")]
         mhz, asleep = (mean(x) if x else None for x in watched)
         clock, links = "" if mhz is None else f"{mhz:.0f}", "" if asleep is None else f"{asleep:.0%}"
-        body.append([cell, name, f"{ms:.1f}", f"{over:+.1%}", f"{mean(g['joules'] for g in of):.0f}", clock, links])
-    head = ["backward of", "what copy engines write to the other GPU", "ms", "", "joules a GPU", "MHz", "links asleep"]
+        body.append([cell, name, f"{ms:.1f}", f"{over:+.1%}", clock, links])
+    head = ["backward of", "what copy engines write to the other GPU", "ms", "over none", "MHz", "samples of links asleep"]
     return table(head, body)
 
 
