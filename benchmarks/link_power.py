@@ -4,7 +4,8 @@
 
 The gated backward with every key there and gradients in its own memory runs on two GPUs, call behind call, while copy engines
 write to the other GPU: nothing, a few bytes now and then, or as much as they can. Per GPU: ms and joules a call, clock, and
-the share of links that slept. Every kind of traffic comes ROUNDS times, in turn; the file is written after each.
+the share of links that slept. GPUs are hot when it begins; every kind of traffic comes ROUNDS times, there and back. The file
+is written after each.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from benchmarks.nvml import Gpu, Watch
 from benchmarks.overlap_ways import ON_GPUS, Cell, Rank, alone
 from maskc.runtime.comm import Peer, process_group
 
-ROUNDS, SECONDS = 2, 0.7
-"""How often, and for how long each is measured, behind a quarter as long that is not."""
+ROUNDS, SECONDS, WARM = 2, 0.7, 2.0
+"""How often, and for how long each is measured, behind a quarter as long that is not; and before all of them, to be hot."""
 
 
 class Traffic(NamedTuple):
@@ -117,8 +118,9 @@ def measure(rank: Rank, kinds: Sequence[Traffic], buffers: tuple[Tensor, Tensor]
     attention = alone(rank, rank.plan("balanced")).attention
     call = partial(attention.backward, *attention.forward())
     gpu, cell = Gpu(rank.device) if ON_GPUS else None, rank.cell
+    steady(rank.peer, call, gpu, [], WARM)
     for at in range(ROUNDS):
-        for kind in kinds:
+        for kind in kinds if at % 2 == 0 else reversed(kinds):
             with copies(kind if rank.peer.rank < kind.senders else ALONE, *buffers) as sent:
                 found: list[Any] = [None] * rank.peer.world
                 dist.all_gather_object(found, steady(rank.peer, call, gpu, sent, seconds), group=rank.peer.group)
