@@ -196,7 +196,12 @@ def beside_links() -> list[dict[str, Any]]:
     here = {"mhz": 1500.0, "asleep": None}
     kinds = (("none", 100.0), ("32 KB every 0.2 ms", 103.0))
     return [
-        {**cell, "name": name, "ranks": [{"ms": ms - 2, "joules": 60.0} | here, {"ms": ms + 2, "joules": 62.0} | here]}
+        {
+            **cell,
+            "name": name,
+            "round": 0,
+            "ranks": [{"ms": ms - 2, "joules": 60.0} | here, {"ms": ms + 2, "joules": 62.0} | here],
+        }
         for name, ms in kinds
     ]
 
