@@ -391,6 +391,8 @@ def _gather(table: Tensor, index: Tensor) -> Tensor:
     if table.shape[-1] == 0:  # no key or no row, and a read at a constant place: outside for whoever asks
         table = table.new_zeros(*table.shape[:-1], 1)
     index = index.clamp(0, table.shape[-1] - 1)
+    if table.dtype != torch.bool and table.numel() <= index.numel():
+        table = table.to(torch.int64)  # sooner than all that is read of it
     if table.numel() == table.shape[-1]:
         found = table.reshape(-1).index_select(0, index.reshape(-1)).reshape(index.shape)
     else:

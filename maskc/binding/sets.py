@@ -174,7 +174,7 @@ def _from_ranges(data: object, what: Named, checks: Checks, device: torch.device
     if given.numel() == 0:
         given = given.new_zeros((*given.shape[: 1 if given.ndim > 1 and given.shape[0] else 0], 0, 2))
     ragged = counts is not None and given.ndim == 2  # rows themselves are of unequal lengths, not the items of a batch
-    found = sorted({*counts}) if ragged else [given.shape[-1]]
+    found = sorted(set(counts or ())) if ragged else [*given.shape[-1:]]
     if given.ndim >= 2 and found != [2]:
         raise what.error("M413", f"has rows of {' and '.join(map(str, found))} numbers; each is a pair (start, end), half-open")
     pairs = _numbers(move(_leading(given, 3, what), device), what)

@@ -87,7 +87,7 @@ class _Circle:
         self.column = np.arange(len(work)) // width
         self.sizes = np.bincount(self.column)
         starts = np.arange(0, len(work), width)
-        self.needs = [(weight, np.logical_or.reduceat(seen, starts, axis=1)) for weight, seen in needs]
+        self.needs = [(weight, np.logical_or.reduceat(seen, starts, axis=1) if width > 1 else seen) for weight, seen in needs]
 
     def halved(self, ring: Ints, size: int, share: float, ranks: int) -> tuple[Ints, Ints]:
         """An arc of `size` tiles of a ring that holds its share of the work, and the rest from its end on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ class Effort:
     nodes: int = 1000
 
 
+REACH_LIMIT = 1 << 27
+"""Bits that may be shifted for a bound of sums."""
 RUN_TIME = Effort()
 """Default of a plan: 0.1 % above the bound, or about 5 ms."""
 THOROUGH = Effort(gap_ppm=0, splits=100_000, nodes=400_000)
@@ -96,23 +99,24 @@ def bounds(weights: Ints, ranks: int, k: int) -> int:
     The largest of: the mean rounded up; for each j, the j + 1 lightest of the ranks * j + 1 heaviest (some rank holds
     that many of them) with the k - j - 1 lightest of all; the smallest sum of k weights that reaches those two.
     """
-    total = int(weights.sum())
-    bound = -(-total // ranks)
+    up_to = [0, *accumulate(weights.tolist())]
+    bound = -(-up_to[-1] // ranks)
     for j in range(k):
-        crowded = weights[ranks * j - j : ranks * j + 1].sum()
-        bound = max(bound, int(crowded + weights[len(weights) - (k - j - 1) :].sum()))
+        crowded, lightest = up_to[ranks * j + 1] - up_to[ranks * j - j], up_to[-1] - up_to[-(k - j)]
+        bound = max(bound, crowded + lightest)
     return _reachable(weights, k, bound)
 
 
-def _reachable(weights: Ints, k: int, bound: int, work_limit: int = 1 << 27) -> int:
+def _reachable(weights: Ints, k: int, bound: int) -> int:
     """The smallest sum of exactly k weights that is >= bound; bound itself when finding it would take too long."""
     size = bound + int(weights.max(initial=0)) + 1
-    if size * len(weights) * k > work_limit:
+    if size * len(weights) * k > REACH_LIMIT:
         return bound
     keep = (1 << size) - 1
     sums = [1] + [0] * k  # bit s of sums[c]: some c weights sum to s
-    for w in weights.tolist():
-        for c in range(k, 0, -1):
+    for i, w in enumerate(weights.tolist()):
+        left = len(weights) - 1 - i
+        for c in range(min(k, i + 1), max(0, k - left - 1), -1):  # fewer could not become k any more
             sums[c] |= (sums[c - 1] << w) & keep
     above = sums[k] >> bound
     return bound + ((above & -above).bit_length() - 1) if above else bound

@@ -7,6 +7,8 @@ are longer. So a plan starts from FINE chunks a rank, and looks whether COARSE o
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 FINE, COARSE = 8, 4
 """Chunks a rank, about."""
 EVEN = 0.005
@@ -17,6 +19,7 @@ BEST = 384
 """Multiples of this suit the forward kernel best: whole tiles of 192 rows, in whole tiles of keys."""
 
 
+@lru_cache(maxsize=64)  # a training asks for the same at every step
 def default_chunk(length: int, world: int, per_rank: int = FINE, limit: int | None = None) -> int:
     """The size, for about `per_rank` chunks a rank, that leaves the fullest rank the fewest rows.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -86,11 +87,18 @@ class TileTable:
     seen: NDArray[np.bool_]
     tile: tuple[int, int]
 
+    @property
+    def _bits(self) -> NDArray[np.uint8]:
+        """`seen`, eight key tiles a byte: rows of it are joined in an eighth of the time."""
+        return np.packbits(self.seen, axis=1)
+
     def per_chunk(self, rows: Layout, keys: Layout) -> TileWork:
         """A tile on a chunk edge counts for every chunk it touches."""
         height, width = self.tile
-        need = per_chunk(np.logical_or, per_chunk(np.logical_or, self.seen, rows, height).T, keys, width).T
-        partial, unmasked, busy = (per_chunk(np.add, x, rows, height) for x in (self.partial, self.unmasked, self.busy))
+        by_row = np.unpackbits(per_chunk(np.bitwise_or, self._bits, rows, height), axis=1, count=self.seen.shape[1])
+        need = per_chunk(np.logical_or, by_row.view(np.bool_).T, keys, width).T
+        counts = np.stack((self.partial, self.unmasked, self.busy), axis=1)
+        partial, unmasked, busy = np.ascontiguousarray(per_chunk(np.add, counts, rows, height).T)
         return TileWork(partial, unmasked, busy, need, self.tile)
 
     def per_tile(self) -> TileWork:
@@ -126,8 +134,7 @@ def tabled(length: int, tile: int = TILE) -> int:
 
 def per_chunk(combine: np.ufunc, table: NDArray[Any], layout: Layout, tile: int) -> NDArray[Any]:
     """The entries of the tiles that each chunk touches, combined along axis 0."""
-    bounds = np.array(layout.bounds, dtype=np.int64)
-    edges = np.stack((bounds[:-1] // tile, -(-bounds[1:] // tile)), axis=1).ravel()
-    padded = np.concatenate((table, np.zeros_like(table[:1], shape=(1, *table.shape[1:]))))  # an edge may be the last
+    edges = [edge for a, b in pairwise(layout.bounds) for edge in (a // tile, -(-b // tile))]
+    padded = np.concatenate((table, np.zeros((1, *table.shape[1:]), table.dtype)))  # an edge may be the last
     combined: NDArray[Any] = combine.reduceat(padded, edges, axis=0)[::2]
     return combined
