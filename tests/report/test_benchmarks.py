@@ -194,7 +194,6 @@ def nodes() -> list[dict[str, Any]]:
 def beside_links() -> list[dict[str, Any]]:
     cell = {"mask": "causal", "rows_per_device": 32768, "heads": 32, "kv_heads": 8}
     here = {"mhz": 1500.0, "asleep": None}
-    cell |= {"round": 0}
     kinds = (("none", 100.0), ("32 KB every 0.2 ms", 103.0))
     return [
         {
