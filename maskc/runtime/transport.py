@@ -307,7 +307,7 @@ def by_chunk(keys: Layout, chunk: int, rows: int) -> Iterator[tuple[int, slice]]
 class Pulls:
     """The copies of pieces of one transport, prepared once. half_of: the half of a rank's buffer that a call's half lies in."""
 
-    def __init__(self, transport: Pulling, half_of: Callable[[int, int], int] = lambda rank, half: half) -> None:
+    def __init__(self, transport: Pulling, half_of: Callable[[int, int], int]) -> None:
         self._transport, self._half_of = transport, half_of
         self._made: dict[tuple[int, ...], tuple[Copy, ...]] = {}
 
@@ -420,11 +420,9 @@ class Loopback:
             fill(self._halves[rank][epoch % len(self._halves[rank])])
         write_word(self.address(Word("ready", self.rank, rank)), epoch)
 
-    def post_gradients(
-        self, reader: int, epoch: int, fill: Callable[[int, Pair], object], last: int = 0, timeout: float = 10.0
-    ) -> None:
+    def post_gradients(self, reader: int, epoch: int, fill: Callable[[int, Pair], object], last: int = 0) -> None:
         """Rank `reader` pushes its gradients; fill(chunk, (dK, dV)). last: the epoch of its last push, which was added up."""
-        self._expect(Word("free", reader, self.rank), last, timeout)
+        self._expect(Word("free", reader, self.rank), last)
         for chunk in self.lends[reader]:
             fill(chunk, self.staged(reader, chunk))
         write_word(self.address(Word("sent", self.rank, reader)), epoch)
@@ -438,14 +436,14 @@ class Loopback:
         found = rooms.get(key)
         return found or rooms.setdefault(key, self.shape.gradients(self.keys.size_of(chunk), "cpu", self.pinned))
 
-    def take(self, owner: int, epoch: int, use: Callable[[], None] | None = None, timeout: float = 10.0) -> None:
+    def take(self, owner: int, epoch: int, use: Callable[[], None] | None = None) -> None:
         """Rank `owner` adds up what this rank pushed in an epoch."""
-        self._expect(Word("sent", owner, self.rank), epoch, timeout)
+        self._expect(Word("sent", owner, self.rank), epoch)
         if use is not None:
             use()
         write_word(self.address(Word("free", self.rank, owner)), epoch)
 
-    def _expect(self, word: Word, epoch: int, timeout: float) -> None:
+    def _expect(self, word: Word, epoch: int, timeout: float = 10.0) -> None:
         address, deadline = self.address(word), time.monotonic() + timeout
         while epoch > 0 and read_word(address) < epoch:
             if time.monotonic() > deadline:
