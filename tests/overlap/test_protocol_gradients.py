@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import pytest
 
 from maskc.runtime.overlap_plan import OverlapPlan
-from maskc.runtime.protocol import Push, Put, Sum, Tell, Wait
+from maskc.runtime.protocol import (
+    Attend,
+    Departure,
+    End,
+    Operation,
+    Push,
+    Put,
+    Sum,
+    Tell,
+    Turn,
+    Wait,
+    at_once,
+    backward_steps,
+    by_pieces,
+)
 from tests.overlap.explorer import Explorer, Program, Violation, Work
 from tests.overlap.programs import (
     BETWEEN_THREE,
@@ -119,6 +134,48 @@ def looks_first(work: Work) -> Work:
 def test_a_kernel_may_look_for_gradients_of_own_keys_at_any_time(case: str, calls: str | Sequence[str], one_queue: bool) -> None:
     """What it is told of lies there, of this call, and complete; what it is not told of it leaves to the sum."""
     assert Explorer(programs(case, calls), one_queue, rework=looks_first).explore() > 10
+
+
+# ---------------------------------------------------------------- the steps themselves
+
+
+def on_send(p: OverlapPlan, departures: Sequence[Departure], **how: bool) -> list[Operation]:
+    return [op for stream, op in backward_steps(p, Turn(5), 2, (), departures=departures, **how) if stream == "send"]
+
+
+@pytest.mark.parametrize("in_line", [True, False])
+@pytest.mark.parametrize("way", [by_pieces, partial(by_pieces, together=2), at_once], ids=["pieces", "heads", "at once"])
+def test_every_piece_leaves_once_and_its_owner_is_told_of_it_where_it_looks(
+    way: Callable[[OverlapPlan, int], Sequence[Departure]], in_line: bool
+) -> None:
+    for p in (p for made in CASES.values() for p in made):
+        sent = on_send(p, way(p, 2), in_line=in_line)
+        pushed = [(op.owner, op.pieces) for op in sent if isinstance(op, Push)]
+        assert sorted(piece for _, pieces in pushed for piece in pieces) == sorted(p.pieces(2))
+        assert all(p.slot_of(piece).source == owner for owner, pieces in pushed for piece in pieces)
+        assert [(op.owner, op.pieces) for op in sent if isinstance(op, Tell)] == (pushed if in_line else [])
+        assert sorted(op.word.holder for op in sent if isinstance(op, Put)) == sorted(p.sources)
+        (kernel,) = (op for _, op in backward_steps(p, Turn(5), 2, (), in_line=in_line) if isinstance(op, Attend))
+        assert kernel.adds == (tuple(reader for reader, _ in p.lends) if in_line else ())
+
+
+def test_what_leaves_at_once_waits_for_everything_and_then_for_no_kernel() -> None:
+    """Copies follow each other, so that a link is awake for one short time."""
+    for p in (p for made in CASES.values() for p in made if p.pulls):
+        first, *others = (i for i, op in enumerate(on_send(p, at_once(p, 2))) if isinstance(op, Push))
+        sent = on_send(p, at_once(p, 2))
+        waited = [op.word.by for op in sent[:first] if is_wait("finished")(op)]  # type: ignore[union-attr]
+        assert sorted(waited) == sorted(p.pieces(2))
+        assert not any(is_wait("finished")(op) for op in sent[first:])
+        assert len(others) == len(p.sources) - 1
+
+
+@pytest.mark.parametrize(("keys_first", "gather"), [(True, True), (False, True), (True, False)])
+def test_where_there_is_one_engine_keys_go_before_gradients(keys_first: bool, gather: bool) -> None:
+    for p in (p for made in CASES.values() for p in made if p.pulls):
+        sent = on_send(p, by_pieces(p, 2), keys_first=keys_first, gather=gather)
+        assert (sent[0] == End("copy")) == (keys_first and gather)
+        assert End("copy") not in sent[1:]
 
 
 # ---------------------------------------------------------------- what must be found out
