@@ -26,6 +26,8 @@ from maskc.runtime.protocol import Turn, Word
 from maskc.runtime.remember import derived
 from maskc.runtime.transport import KeyShape, Pair, by_chunk, padded
 
+_Prepared = tuple[tuple[tuple[int, Copy], ...], int]
+
 
 class Symmetric:
     """keys: the key layout. plan: of this rank. shape: of K and V. which: of their buffers the ranks use in these calls.
@@ -40,7 +42,7 @@ class Symmetric:
         self.link, self.keys, self.shape, self.rank, self.which = link, keys, shape, plan.rank, which
         self._lent = dict(plan.lends)
         self._gifts: dict[tuple[object, ...], tuple[tuple[int, Copy], ...]] = {}
-        self._pushes: dict[tuple[int, ...], tuple[tuple[tuple[int, Copy], ...], int]] = {}
+        self._pushes: dict[tuple[int, ...], _Prepared] = {}
         self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
     @property
@@ -126,12 +128,7 @@ class Symmetric:
         if grads[0].device.type != "cuda":
             self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
             return
-        key = owner, chunk, heads.start, heads.stop, rows.start, *grads[0].shape, *grads[1].shape
-        made = self._pushes.get(key)
-        if made is None:
-            size = self._bytes_pushed(chunk, heads, rows.stop - rows.start)
-            made = self._pushes[key] = tuple(self._copies(owner, chunk, heads, rows, grads)), size
-        copies, size = made
+        copies, size = self._prepared(owner, chunk, heads, rows, grads)
         bases = [t.data_ptr() for t in grads]
         stream = torch.cuda.current_stream(grads[0].device).cuda_stream
         for which, one in copies:
@@ -144,6 +141,15 @@ class Symmetric:
 
     def release(self, epoch: int) -> None:
         self.link.release(epoch)
+
+    def _prepared(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> _Prepared:
+        """What `push_rows` does, for gradients of these shapes, made once; and the bytes that it sends."""
+        key = owner, chunk, heads.start, heads.stop, rows.start, rows.stop, *grads[0].shape, *grads[1].shape
+        made = self._pushes.get(key)
+        if made is None:
+            size = self._bytes_pushed(chunk, heads, rows.stop - rows.start)
+            made = self._pushes[key] = tuple(self._copies(owner, chunk, heads, rows, grads)), size
+        return made
 
     def _copies(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Iterator[tuple[int, Copy]]:
         """(of dK or dV, a copy whose source counts from its first element)."""

@@ -165,8 +165,9 @@ def test_copy_engines_are_given_what_the_host_copies(
             part = slice(2, 2 + taken)
             whole = [torch.rand_like(t) for t in shape.gradients(taken + 5, "cpu")]
             other = [torch.rand_like(t) for t in whole]
+            by_engine._prepared(slot.source, slot.chunk, heads, slice(2, taken), (other[0], other[1]))
             by_host.push_rows(slot.source, slot.chunk, heads, part, (whole[0], whole[1]))
-            for which, one in by_engine._copies(slot.source, slot.chunk, heads, part, (other[0], other[1])):
+            for which, one in by_engine._prepared(slot.source, slot.chunk, heads, part, (other[0], other[1]))[0]:
                 run(one, whole[which].data_ptr())
             assert torch.equal(by_host.link.memory[slot.source], by_engine.link.memory[slot.source])
 
