@@ -13,7 +13,7 @@ from torch import Tensor
 from maskc.binding.bound import BoundInputs, BoundMask, SegmentTable, check_sizes, square_only
 from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
-from maskc.binding.data import INT32_MAX, INT32_MIN, Named, integers, move, on_host, rows, tensors_in
+from maskc.binding.data import INT32_MAX, INT32_MIN, Named, few, integers, move, on_host, rows, tensors_in
 from maskc.binding.facts import Declared, Fact, check_fact, check_hole_free, check_sorted, check_within, declared
 from maskc.binding.modes import lasting, outside
 from maskc.binding.sets import build_table
@@ -189,7 +189,11 @@ class _Binder:
 
     def _take_vector(self, decl: InputDecl, value: object) -> None:
         what = Named(f"input `{decl.name}`", decl.span)
-        given, lengths = rows(value, what, "last")
+        numbers = few(value) if decl.kind is InputKind.INT and getattr(value, "ndim", 1) == 1 else None
+        if numbers and min(numbers) >= INT32_MIN and max(numbers) <= INT32_MAX:
+            given, lengths = torch.tensor(numbers, dtype=torch.int32), None
+        else:
+            given, lengths = rows(value, what, "last")
         if lengths is not None and (given.ndim != 2 or decl.per in ("key", "row", "head")):
             found = " and ".join(map(str, sorted(set(lengths))))
             raise what.error("M413", f"has rows of {found} values", "give rows of one length")
@@ -256,7 +260,7 @@ class _Binder:
                 ),
             )
         if given >= table.size:
-            return vector[..., : table.size]
+            return vector[..., : table.size] if given > table.size else vector
         last = vector[..., -1:] if given else vector.new_zeros(*vector.shape[:2], 1)
         return torch.cat((vector, last.expand(-1, -1, table.size - given)), 2)
 

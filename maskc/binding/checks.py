@@ -63,7 +63,8 @@ class Checks:
         checks, wanted = self._checks, self._wanted
         self._checks, self._wanted = [], []
         if checks or wanted:
-            failed = [torch.cat([check.bad.reshape(-1) for check in checks]).any()] if checks else []
+            bad = [check.bad for check in checks]
+            failed = [(bad[0] if len(bad) == 1 else torch.cat([b.reshape(-1) for b in bad])).any()] if bad else []
             read = _together([*failed, *(number for number, _ in wanted)])
             if failed and read[0]:
                 self._failed += [check.diagnostic() for check in checks if check.bad.any()]

@@ -61,6 +61,23 @@ def rows(value: object, what: Named, fill: str) -> tuple[Tensor, list[int] | Non
     return out, [item.shape[0] for item in lists]
 
 
+_FEW = 128
+"""Numbers that Python looks at sooner than tensors are set up for it."""
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+
+def few(value: object) -> list[int] | None:
+    """A list of integers, or a tensor [n] or [1, n] in host memory; None where there are more, or other things."""
+    if type(value) is list or type(value) is tuple:
+        return [*value] if len(value) <= _FEW and all(type(x) is int for x in value) else None
+    if not isinstance(value, Tensor) or value.dtype not in _INTEGERS or value.device.type != "cpu" or value.numel() > _FEW:
+        return None
+    if value.layout is not torch.strided or value.is_nested or not 1 <= value.ndim <= 2 or value.shape[:-1].numel() != 1:
+        return None
+    numbers: list[int] = value.flatten().tolist()
+    return numbers
+
+
 def _is_ragged(value: object) -> bool:
     if not isinstance(value, list | tuple) or not value or not all(isinstance(x, list | tuple) for x in value):
         return False

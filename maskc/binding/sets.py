@@ -11,7 +11,7 @@ from torch import Tensor
 from maskc.binding.bound import SegmentTable
 from maskc.binding.checks import Checks
 from maskc.binding.constructors import SetSource
-from maskc.binding.data import INT32_MAX, Named, integers, move, rows
+from maskc.binding.data import INT32_MAX, Named, few, integers, move, rows
 from maskc.diagnostics import Diagnostic
 from maskc.ir.nodes import InputDecl
 
@@ -97,33 +97,14 @@ def _table(starts: Tensor, ends: Tensor, counts: Tensor | list[int] | None, what
     return SegmentTable(both, None if counts is None else counts.to(torch.int32))
 
 
-_FEW = 128
-"""Numbers that Python looks at sooner than tensors are set up for it."""
-
-
 def _of_few(source: SetSource) -> SegmentTable | None:
     """Segments by lengths or offsets of one batch item, if they are few, lie in host memory, and nothing is wrong with them."""
-    if source.form not in ("lengths", "cu_seqlens") or not (numbers := _few(source.data)):
+    if source.form not in ("lengths", "cu_seqlens") or not (numbers := few(source.data)):
         return None
     edges = (0, *accumulate(numbers)) if source.form == "lengths" else tuple(numbers)
     if edges[0] != 0 or len(edges) < 2 or edges[-1] > INT32_MAX or any(b < a for a, b in pairwise(edges)):
         return None
     return SegmentTable(torch.tensor(((edges[:-1],), (edges[1:],)), dtype=torch.int32), None, edges)
-
-
-def _few(data: object) -> list[int] | None:
-    """A list of integers, or a tensor of one batch item; None where there are more, or other things."""
-    if type(data) is list or type(data) is tuple:
-        return [*data] if len(data) <= _FEW and all(type(x) is int for x in data) else None
-    if not isinstance(data, Tensor) or data.dtype not in _INTEGERS or data.device.type != "cpu" or data.numel() > _FEW:
-        return None
-    if data.layout is not torch.strided or data.is_nested or not (data.ndim == 1 or (data.ndim == 2 and data.shape[0] == 1)):
-        return None
-    numbers: list[int] = data.flatten().tolist()
-    return numbers
-
-
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maskc
-from maskc.binding import sets
+from maskc.binding import data as binding_data
 
 MASK = maskc.compile("std:doc_prefix")
 
@@ -18,7 +18,7 @@ MASK = maskc.compile("std:doc_prefix")
 def bound(few: int, inputs: dict[str, Any], **how: Any) -> Any:
     """The mask, or what is wrong with the data."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sets, "_FEW", few)
+        patch.setattr(binding_data, "_FEW", few)
         try:
             return MASK.bind(**inputs, **how)
         except maskc.MaskcError as e:
@@ -30,7 +30,7 @@ NUMBERS = st.lists(st.integers(-1, 9) | st.sampled_from([2**31 - 1, 2**31, -(2**
 
 @given(
     numbers=NUMBERS,
-    prefix=st.lists(st.integers(0, 3), max_size=6),
+    prefix=st.lists(st.integers(0, 3) | st.sampled_from([-1, 2**31, 2**40]), max_size=6),
     form=st.sampled_from(["lengths", "cu_seqlens"]),
     check=st.booleans(),
 )
