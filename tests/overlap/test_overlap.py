@@ -481,3 +481,12 @@ def test_gate_tables_pack_slots_and_items() -> None:
     blocks = tables.blocks.numpy().view(np.uint32)
     assert [(int(b) & 0xFFFF, int(b) >> 16) for b in blocks] == [tuple(r) for r in o.block_slots(spec.block_kv).tolist()]
     assert any(int(b) & 0xFFFF != int(b) >> 16 for b in blocks), "chunks of 96 keys share blocks"
+
+
+def test_gradients_leave_together_where_they_leave_at_once() -> None:
+    case = Case(2, 60, 2, "none", causal=True, chunk=4, order="contiguous", heads=(2, 2, 1))
+    for way, leaving in (("given", by_pieces), ("by pieces", by_pieces), ("at once", at_once)):
+        running = World(case, groups=2).ranks[1]
+        running.__dict__["_leaving"] = way  # small calls do not leave at once
+        assert running.departures == leaving(running.backward_cut.plan, 2)
+    assert len(running.departures) == 1
