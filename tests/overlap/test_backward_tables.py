@@ -16,7 +16,16 @@ from maskc.runtime.exchange import Addend, SumTable, copy_table
 from maskc.runtime.hopper import mask_form
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap_order import ITEM_LIMIT, Planned, Trial, backward_items, soonest_backward, steady_backward
+from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
+from maskc.runtime.overlap_order import (
+    ITEM_LIMIT,
+    Planned,
+    Trial,
+    backward_items,
+    in_two_streams,
+    soonest_backward,
+    steady_backward,
+)
 from maskc.runtime.overlap_plan import OverlapPlan, joined, overlap_plan, visit_order
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
@@ -265,29 +274,92 @@ def balanced(rows: int, rank: int) -> tuple[OverlapPlan, BoundaryVectors]:
     return o, localize(v, p.rows, p.rows.chunks_of(rank), p.keys, o.columns)
 
 
+class Causal:
+    """A causal call of 16384 rows a rank, of which L2 holds those of two heads, and how its tiles come."""
+
+    def __init__(self, rank: int, heads: int) -> None:
+        self.o, self.local = balanced(16384, rank)
+        self.spec, self.units = select_backward(mask_form(self.local), 128, "bf16"), Units(1, 2 * heads, 2, 1, heads)
+        self.tiles = self.o.rows // 128
+        self.own = [t for t, (_, last) in enumerate(self.o.block_slots(128).tolist()) if last < self.o.own]
+        self.load = backward_load(self.local, self.spec, self.units)
+        flops = BACKWARD_FACTOR * FORWARD_FLOPS * self.spec.block_q * self.spec.block_kv * 128 * heads
+        self.alone = float(self.load.sum()) * flops / overlap_tables.UNMASKED_WORK / overlap_tables.BACKWARD_RATE
+
+    def order(self, processors: int, last: float) -> list[int]:
+        """last: when the last keys come, in times of the kernel alone."""
+        of_link = expected_arrivals(self.o, 1024, 1, 1e12, 0.0)
+        arrivals = tuple(at / max(of_link) * last * self.alone for at in of_link)
+        on = self.local, self.o, self.spec, self.units
+        return backward_tables(*on, arrivals, processors, CPU, 0, True).items.tolist()  # type: ignore[no-any-return]
+
+    def end(self, order: list[int], processors: int) -> float:
+        """Over the soonest."""
+        work = np.array([self.load[i >> 16, i & 0xFFFF] for i in order], dtype=float)
+        items = Planned(np.arange(len(order), dtype=np.uint32), np.zeros(len(order)), work)
+        return float(items.ends(np.arange(len(order)), processors).max() / items.soonest_end(processors))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("processors", [2, 9])
 def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(rank: int, processors: int) -> None:
-    """16384 rows of two heads are what it holds; own tiles of one unit fill the time, and the last ones end together."""
-    o, local = balanced(16384, rank)
-    spec = select_backward(mask_form(local), 128, "bf16")
-    tiles, mine = o.rows // 128, [t for t, (_, last) in enumerate(o.block_slots(128).tolist()) if last < o.own]
-    arrivals = expected_arrivals(o, 1024, 1, 1e12, 0.0)
+    """Own tiles of one unit fill the time, and the last ones end together."""
+    two, four = Causal(rank, 2), Causal(rank, 4)
+    lie = [*four.own, *(t for t in range(four.tiles) if t not in four.own), *(t | 1 << 16 for t in range(four.tiles))]
+    body = four.tiles * 5 // 4
+    assert four.order(processors, 0.03)[:body] == lie[:body] != two.order(processors, 0.03)[:body]
+    assert four.end(four.order(processors, 0.03), processors) < 1.01
+    many = 2 * four.tiles // overlap_tables.IN_STEP
+    assert [four.order(n, 0.03)[: four.tiles] == lie[: four.tiles] for n in (many, many + 1)] == [True, False]
 
-    def found(heads: int, processors: int = processors) -> list[int]:
-        units = Units(1, 2 * heads, 2, 1, heads)
-        return backward_tables(local, o, spec, units, arrivals, processors, CPU, 0, True).items.tolist()  # type: ignore[no-any-return]
 
-    lie = [*mine, *(t for t in range(tiles) if t not in mine), *(t | 1 << 16 for t in range(tiles))]
-    as_they_lie = [found(heads)[: tiles * 5 // 4] == lie[: tiles * 5 // 4] for heads in (1, 2, 4)]
-    assert as_they_lie == [False, False, True]
-    many = 2 * tiles // overlap_tables.IN_STEP
-    assert [found(4, processors=n)[:tiles] == lie[:tiles] for n in (many, many + 1)] == [True, False]
-    load = backward_load(local, spec, Units(1, 8, 2, 1, 4))
-    order = found(4)
-    work = [int(load[i >> 16, i & 0xFFFF]) for i in order]
-    last = Planned(np.arange(len(order), dtype=np.uint32), np.zeros(len(order)), np.array(work, dtype=float))
-    assert last.ends(np.arange(len(order)), processors).max() < last.soonest_end(processors) * 1.01
+@pytest.mark.parametrize("rank", [0, 1])
+def test_own_tiles_have_a_stream_of_their_own_where_keys_come_soon(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, processors, soon = Causal(rank, 4), 20, overlap_tables.SOON
+    own = {u << 16 | t for u in range(2) for t in call.own}
+
+    def mixed(processors: int, last: float) -> int:
+        """How many of the first items are own ones."""
+        return sum(i in own for i in call.order(processors, last)[:processors])
+
+    share = sum(int(call.load[i >> 16, i & 0xFFFF]) for i in own) / int(call.load.sum())
+    of_own = round(0.8 * processors * share)
+    assert 0 < of_own < processors
+    assert [mixed(processors, last) for last in (0.0, 0.99 * soon, 1.01 * soon)] == [of_own, of_own, processors]
+    many = 2 * call.tiles // overlap_tables.FEW
+    assert [mixed(n, 0.99 * soon) == n for n in (many, many + 1)] == [False, True], "few items end together"
+    assert call.end(call.order(processors, 0.0), processors) < 1.02
+    for stream, alone in ((1.01, True), (0.99, False)):
+        monkeypatch.setattr(overlap_tables, "STREAM", stream * (1 - share))
+        assert (mixed(processors, 0.5 * soon * stream) == processors) == alone
+
+
+@given(work(), st.integers(1, 5))
+def test_two_streams(given: object, processors: int) -> None:
+    """Multiprocessors take from one, then from the other, by a slow clock."""
+    latest, load, first, own, _, arrivals = given  # type: ignore[misc]
+    planned, pieces = backward_items(latest, load, first, own, 1, arrivals, 1.0, plain=True)
+    unit = [int(i) >> 16 for i in planned.packed]
+    streams = [[i for i in range(len(unit)) if pieces[i] < 0], [i for i in range(len(unit)) if pieces[i] >= 0]]
+    streams[1].sort(key=lambda i: (unit[i], pieces[i], i))
+    total, of_own = float(planned.spent.sum()), float(planned.spent[pieces < 0].sum())
+    ours = max(1, round(0.8 * processors * of_own / total)) if total else 1
+    free, wanted = [(0.0, int(i >= ours)) for i in range(processors)], list[int]()
+    while streams[0] or streams[1]:
+        clock, which = min(free)
+        free.remove((clock, which))
+        which = which if streams[which] else 1 - which
+        item = streams[which].pop(0)
+        wanted.append(item)
+        free.append((max(clock, float(planned.ready[item])) + float(planned.spent[item]), which))
+    last, left = len(wanted), 2 * processors * max(planned.spent)
+    while last and left > sum(planned.spent[wanted[last:]]):
+        last -= 1
+    found = in_two_streams(planned, pieces, processors).tolist()
+    assert found[:last] == planned.packed[wanted[:last]].tolist()
+    tail = wanted[last:]
+    even = Planned(planned.packed[tail], np.zeros(len(tail)), planned.spent[tail])
+    assert found[last:] == even.packed[even.evenly(processors)[0]].tolist()
 
 
 def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
