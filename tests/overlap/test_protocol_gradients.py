@@ -136,6 +136,31 @@ def test_a_kernel_may_look_for_gradients_of_own_keys_at_any_time(case: str, call
     assert Explorer(programs(case, calls), one_queue, rework=looks_first).explore() > 10
 
 
+def unseen(work: Work) -> Work:
+    """No row sees keys of the last piece: a kernel waits for them only where it gives gradients of them."""
+    last = max((piece for what, piece in work if what == "read"), default=-1)
+    left_out = ("read",) if ("store", last) in work else ("read", "gate")
+    return [(what, piece) for what, piece in work if piece != last or what not in left_out]
+
+
+@QUEUES
+@pytest.mark.parametrize("calls", ["fff", "bb", "aa", "fbf", "gb", "fkf", ("ga", "ag"), ("fdb", "fhb")])
+@pytest.mark.parametrize("case", BETWEEN_TWO)
+def test_keys_that_nobody_sees_may_come_when_the_kernel_has_ended(case: str, calls: str | Sequence[str], one_queue: bool) -> None:
+    assert Explorer(programs(case, calls), one_queue, rework=unseen).explore() > 10
+
+
+@pytest.mark.parametrize("calls", ["ff", "bb", "aa"])
+def test_own_keys_may_then_change_when_all_are_given(calls: str) -> None:
+    """That all gradients came says less: those of keys that nobody sees are zeros before these come."""
+
+    def never(program: Program) -> Program:
+        return [(stream, op) for stream, op in program if op != End("copy") or stream == "send"]
+
+    tried = [Explorer([never(p) for p in programs(case, calls)], rework=unseen) for case in BETWEEN_TWO]
+    assert found_out(tried, "gives keys")
+
+
 # ---------------------------------------------------------------- the steps themselves
 
 
