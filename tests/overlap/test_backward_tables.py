@@ -19,10 +19,13 @@ from maskc.runtime.localize import localize
 from maskc.runtime.machine import BACKWARD_FACTOR, FORWARD_FLOPS
 from maskc.runtime.overlap_order import (
     ITEM_LIMIT,
+    Heads,
     Planned,
     Trial,
     backward_items,
+    head_groups,
     in_two_streams,
+    masks_of_heads,
     soonest_backward,
     steady_backward,
 )
@@ -302,15 +305,21 @@ class Causal:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("processors", [2, 9])
-def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(rank: int, processors: int) -> None:
+def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(
+    rank: int, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Own tiles of one unit fill the time, and the last ones end together."""
     two, four = Causal(rank, 2), Causal(rank, 4)
     lie = [*four.own, *(t for t in range(four.tiles) if t not in four.own), *(t | 1 << 16 for t in range(four.tiles))]
     body = four.tiles * 5 // 4
     assert four.order(processors, 0.03)[:body] == lie[:body] != two.order(processors, 0.03)[:body]
     assert four.end(four.order(processors, 0.03), processors) < 1.01
-    many = 2 * four.tiles // overlap_tables.IN_STEP
-    assert [four.order(n, 0.03)[: four.tiles] == lie[: four.tiles] for n in (many, many + 1)] == [True, False]
+    many, mixed = 2 * four.tiles // overlap_tables.IN_STEP, []
+    monkeypatch.setattr(overlap_tables, "soonest_backward", lambda *args: mixed.append(args) or soonest_backward(*args))
+    assert four.order(many, 0.03)[: four.tiles] == lie[: four.tiles]
+    assert not mixed
+    assert four.order(many + 1, 0.03)[: four.tiles] != lie[: four.tiles]
+    assert len(mixed) == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -379,6 +388,15 @@ def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
         wanted = moved / overlap_tables.SUM_RATE / (overlap_tables.SUM_TIME * kernel)
         assert wanted <= spare(4, kernel) < wanted + 1 or spare(4, kernel) == 4 <= wanted
     assert [spare(4, 100 * behind * x) for x in (0.99, 1.01)] == [1, 0]
+
+
+def test_heads_find_their_pieces_and_masks() -> None:
+    """Eight query heads of four key heads, copied in two groups over five slots; four of two mask heads, of two batch items."""
+    assert head_groups(8, 4, 2, 5).tolist() == [0, 0, 0, 0, 5, 5, 5, 5]
+    dealt = Heads(4, 2, np.zeros(4, dtype=np.int64))
+    assert masks_of_heads(dealt, 4, True).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert masks_of_heads(dealt, 2, True).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert masks_of_heads(dealt, 2, False).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_units_find_their_masks() -> None:
