@@ -56,17 +56,21 @@ PIECES = 2 * GATE_SLOTS
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes in the memory of each rank, behind the words of pieces: of a key buffer, and of the staging of one reader."""
+    """Bytes in the memory of each rank: of a key buffer, and of the staging of one reader. Each comes behind its words."""
 
     buffer: int
     region: int
 
+    def flags_at(self, which: int) -> int:
+        """Of the pieces of a key buffer. Not of both: what nobody waits for may come after the next call has begun."""
+        return which * (aligned(4 * PIECES) + self.buffer)
+
     def buffer_at(self, which: int) -> int:
-        return aligned(4 * PIECES) + which * self.buffer
+        return self.flags_at(which) + aligned(4 * PIECES)
 
     def told_at(self, reader: int) -> int:
         """Words of the pieces of one reader, and behind them its staging: what the two share."""
-        return self.buffer_at(BUFFERS) + reader * (aligned(4 * GATE_SLOTS) + self.region)
+        return self.flags_at(BUFFERS) + reader * (aligned(4 * GATE_SLOTS) + self.region)
 
     def region_at(self, reader: int) -> int:
         return self.told_at(reader) + aligned(4 * GATE_SLOTS)
@@ -118,9 +122,10 @@ class Link:
         at = (KINDS.index(word.kind) * world + word.holder) * world + word.by
         return self._words.address + 4 * at
 
-    def flags(self, rank: int) -> Tensor:
-        """int32, the words of the pieces of a rank's key buffers."""
-        return self.memory[rank][: 4 * PIECES].view(torch.int32)
+    def flags(self, rank: int, which: int) -> Tensor:
+        """int32, the words of the pieces of one of a rank's key buffers."""
+        at = self.room.flags_at(which)
+        return self.memory[rank][at : at + 4 * PIECES].view(torch.int32)
 
     def told(self, owner: int, reader: int) -> Tensor:
         """int32, in the memory of `owner`, the words of the pieces whose gradients `reader` gives it.
@@ -225,7 +230,6 @@ class Link:
             raise error("M723", made)
         self.memory, self._keeps = made
         self.room = grown
-        self.lasting = replace(self.lasting, flags=self.flags(self.rank))
 
     def _broken(self, rank: int) -> int:
         return self._words.address + 4 * (len(KINDS) * self.world**2 + rank)

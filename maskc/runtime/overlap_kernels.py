@@ -110,6 +110,7 @@ class KeyBuffer:
         if (giving := transport.gives) is None:
             self.keys, self.values = shape.empty(plan.rows, device)
         else:
+            self.words = replace(self.words, flags=giving.flags(plan.rank))
             self.keys, self.values = giving.buffer(plan.rank, plan.rows)
             for t in (self.keys, self.values):
                 t.zero_()  # what is never copied must be finite

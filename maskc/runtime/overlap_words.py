@@ -17,11 +17,12 @@ OWNERS = 64
 class Lasting:
     """Words of a rank that outlive a call, of any plan: epochs in them only grow, so old ones are harmless.
 
-    flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. counts, of the
-    backward kernel, and copied, of a copy kernel, are zero between kernels; the two run beside each other, and tiles that
-    no row sees are counted before their keys are there. sent: of each owner, how many of its pieces have been given in this
-    launch; zero between kernels. lost: not zero once a kernel that gives gradients gave up. failed: in host memory, not zero
-    once this rank, or somebody else for it, gave up waiting; everybody: those words of all ranks that go by it.
+    flags, finished, counts, copied: int32 on the rank's device, a word per piece of either direction. flags: of one key
+    buffer; the transport's where keys are given. counts, of the backward kernel, and copied, of a copy kernel, are zero
+    between kernels; the two run beside each other, and tiles that no row sees are counted before their keys are there. sent:
+    of each owner, how many of its pieces have been given in this launch; zero between kernels. lost: not zero once a kernel
+    that gives gradients gave up. failed: in host memory, not zero once this rank, or somebody else for it, gave up waiting;
+    everybody: those words of all ranks that go by it.
     """
 
     flags: Tensor

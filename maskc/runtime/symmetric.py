@@ -62,8 +62,8 @@ class Symmetric:
     # ---- keys
 
     def flags(self, rank: int) -> Tensor:
-        """int32, a word per piece of a rank's buffers."""
-        return self.link.flags(rank)
+        """int32, a word per piece of a rank's buffer."""
+        return self.link.flags(rank, self.which)
 
     def buffer(self, rank: int, rows: int) -> Pair:
         """The key buffer of a rank, as a view: its rows lie as those of keys do, [B, rows, Hk, D]."""

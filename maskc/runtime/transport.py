@@ -260,7 +260,7 @@ class Giving(Protocol):
     """Owners write keys to where readers attend to them."""
 
     def flags(self, rank: int) -> Tensor:
-        """int32, the words of the pieces of a rank's key buffers."""
+        """int32, the words of the pieces of a rank's key buffer, in either direction."""
 
     def buffer(self, rank: int, rows: int) -> Pair:
         """The key buffer of a rank, of so many rows."""

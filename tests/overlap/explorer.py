@@ -4,7 +4,8 @@ A rank has three streams; a step of a stream starts when the one before it is co
 starts only when everything enqueued before it, on any stream, has started, so that a wait holds up all that follows.
 Copies and kernels take time: they have a beginning and an end, and others run in between.
 
-Found out: a wait for ever; a chunk, or gradients of one, read before they are there or while they are overwritten.
+Found out: a wait for ever; a chunk, or gradients of one, read before they are there or while they are overwritten; a word that
+goes back.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Explorer:
     may give up at any time. stop_frees_streams: stopping a rank also ends the waits of its streams, not only those of its
     kernel. stop_tells_all: before, it ends the kernels of all ranks, whose results are useless then. sees_all: a rank whose
     sum finds that any rank has failed calls its own results useless. rework: what a kernel does instead. counts_all: it
-    gives pieces, too, that it gave up waiting for.
+    gives pieces, too, that it gave up waiting for. flags_apart: each key buffer has flags of its own.
     reduced: moves that touch no data are taken first and alone (see `Move`).
     """
 
@@ -132,6 +133,7 @@ class Explorer:
     stop_tells_all: bool = True
     sees_all: bool = True
     counts_all: bool = False
+    flags_apart: bool = True
     rework: Callable[[Work], Work] | None = None
     buffers: str = ""
     reduced: bool = True
@@ -178,8 +180,8 @@ class Explorer:
         words, buffers, made = set[Any](), set[Any](), set[Any]()
         for rank, op in self._operations:
             match op:
-                case Wait(word) | Put(word):
-                    words.add(word)
+                case Wait(word, epoch) | Put(word, epoch):
+                    words.add(self._place(word, epoch))
                 case Tell(owner, pieces):
                     words |= {("told", owner, rank, piece) for piece in pieces}
                 case Give(reader, piece, epoch):
@@ -187,7 +189,7 @@ class Explorer:
                 case Pull(piece, _, _, epoch):
                     buffers.add((rank, self._buffer(epoch), piece))
                 case Attend(pieces, epoch, finishes, tells):
-                    words |= {Word("flag", rank, piece) for piece in pieces}
+                    words |= {self._place(Word("flag", rank, piece), epoch) for piece in pieces}
                     words |= {Word("finished", rank, piece) for piece in finishes if not tells}
                     words |= {Word("sent", owner, rank) for owner in tells}
                     words |= {("told", owner, rank, piece) for piece, owner in zip(finishes, tells, strict=False)}
@@ -228,6 +230,11 @@ class Explorer:
                 last[buffer] = op.epoch if op.pieces else last.get(buffer, 0)
                 found[rank, op.epoch] = last[buffer]
         return found
+
+    def _place(self, word: Hashable, epoch: int) -> Hashable:
+        """Whose place a word of a call has."""
+        apart = isinstance(word, Word) and word.kind == "flag" and self.flags_apart
+        return (word, self._buffer(epoch)) if apart else word
 
     def _buffer(self, epoch: int) -> int:
         return int(self.buffers[epoch - 1]) if self.buffers else 0
@@ -287,7 +294,7 @@ class Explorer:
         match op:
             case Wait(word, epoch):
                 freed = state.stopped[rank] and self.stop_frees_streams and word.kind != "finished"
-                if self._word(state, word) >= epoch or freed:
+                if self._reached(state, word, epoch) or freed:
                     yield Move(complete, True, True)
             case Put(word, epoch):
                 yield Move(self._said(complete, word, epoch), True)
@@ -378,7 +385,7 @@ class Explorer:
                 yield Move(then._replace(flaws=_with(state.flaws, rank, missed)), True)
             case "gate":
                 without = _flawed(then, rank, piece, MISSED)
-                if self._word(state, Word("flag", rank, piece)) >= epoch:
+                if self._reached(state, Word("flag", rank, piece), epoch):
                     yield Move(then, True, True)
                 elif state.failed[rank]:
                     yield Move(without, False)
@@ -417,16 +424,18 @@ class Explorer:
 
     # ---- memory
 
-    def _word(self, state: State, word: Hashable) -> int:
-        return state.words[self.places.word[word]]
+    def _reached(self, state: State, word: Hashable, epoch: int) -> bool:
+        return state.words[self.places.word[self._place(word, epoch)]] >= epoch
 
     def _told(self, state: State, owner: int, reader: int, piece: int) -> int:
         at = self.places.word.get(("told", owner, reader, piece))
         return 0 if at is None else state.words[at]
 
     def _said(self, state: State, word: Hashable, epoch: int) -> State:
-        at = self.places.word[word]
-        return state._replace(words=_with(state.words, at, max(epoch, state.words[at])))
+        at = self.places.word[self._place(word, epoch)]
+        if state.words[at] > epoch:
+            raise Violation(f"{word} goes back from epoch {state.words[at]} to {epoch}")
+        return state._replace(words=_with(state.words, at, epoch))
 
     def _filled(self, state: State, rank: int, piece: int, epoch: int, value: int) -> State:
         at = self.places.buffer[rank, self._buffer(epoch), piece]

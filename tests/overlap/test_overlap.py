@@ -28,7 +28,6 @@ from maskc.runtime.overlap_grads import Gradients
 from maskc.runtime.overlap_plan import Cut, overlap_plan
 from maskc.runtime.overlap_sum import by_blocks
 from maskc.runtime.overlap_tables import expected_arrivals, gate_tables
-from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.protocol import Epochs, Turn, Word, at_once, by_pieces
 from maskc.runtime.transport import (
@@ -409,10 +408,10 @@ def test_ranks_that_copy_from_each_other_call_after_call(causal: bool, giving: S
     def serve(rank: int) -> None:
         pause = random.Random(rank)
         link = Shared(rank, words, flags, buffers, p.keys, staging)
-        readers, lasting = {r: plans[r] for r in readers_of(plans, rank)}, replace(Lasting.of(CPU), flags=flags[rank])
+        readers = {r: plans[r] for r in readers_of(plans, rank)}
         kind = Giver if rank in giving else Overlapped
         link.joins = bool(bursting)
-        running = kind(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers, lasting=lasting)
+        running = kind(plans[rank], p.keys, shape, link, Patient(), CPU, readers=readers)
         if rank in bursting:
             running.departures = at_once(running.backward_cut.plan, running.backward_cut.groups)
         local = localize(v, p.rows, p.rows.chunks_of(rank), p.keys, plans[rank].columns)

@@ -150,6 +150,21 @@ def test_keys_that_nobody_sees_may_come_when_the_kernel_has_ended(case: str, cal
     assert Explorer(programs(case, calls), one_queue, rework=unseen).explore() > 10
 
 
+SOME, ALL = plans([0, 1, 2], [{0, 1}, {1}, {2}]), CASES["three ranks, everybody needs all"]
+
+
+@QUEUES
+def test_a_late_flag_of_what_nobody_saw_is_not_one_of_the_next_call(one_queue: bool) -> None:
+    """Rank 0 sees nothing of rank 1, which may still write the piece, and its flag, when rank 2 gives that of the next call."""
+
+    def switching(**how: bool) -> Explorer:
+        made = [program([SOME, ALL], rank, "ff", (1, 1, 1)) for rank in range(3)]
+        return Explorer(made, one_queue, buffers="01", rework=unseen, **how)  # type: ignore[arg-type]
+
+    assert switching().explore() > 10
+    assert found_out([switching(flags_apart=False)], "goes back")
+
+
 @pytest.mark.parametrize("calls", ["ff", "bb", "aa"])
 def test_own_keys_may_then_change_when_all_are_given(calls: str) -> None:
     """That all gradients came says less: those of keys that nobody sees are zeros before these come."""

@@ -57,9 +57,9 @@ def extent(x: torch.Tensor) -> Extent:
 
 def extents(keys: Layout, made: list[OverlapPlan], ranks: list[Symmetric]) -> Iterator[Extent]:
     for p, mine in zip(made, ranks, strict=True):
-        yield extent(mine.link.flags(p.rank))
         for which in range(BUFFERS):
             mine.which = which
+            yield extent(mine.flags(p.rank))
             k, v = mine.buffer(p.rank, p.rows)
             yield from (extent(t.permute(2, 1, 0, 3)) for t in (k, v) if t.numel())
         for reader, chunks in p.lends:
@@ -139,7 +139,10 @@ def test_words_lie_apart_from_what_proves_that_memory_is_shared(given_plans: tup
     keys, made, shape = given_plans
     mine = transports(keys, made, shape)[0]
     _, end = extent(mine.link.memory[0])
-    assert all(extent(words)[1] <= end - 8 for words in (mine.flags(0), *(mine.told(0, r) for r in range(keys.world))))
+    assert all(
+        extent(words)[1] <= end - 8
+        for words in (*(mine.link.flags(0, i) for i in range(BUFFERS)), *(mine.told(0, r) for r in range(keys.world)))
+    )
 
 
 def run(one: Copy, ahead: int = 0) -> None:
