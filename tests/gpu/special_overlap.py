@@ -127,7 +127,7 @@ def engines() -> str:
     forward, backward = (len(cut.pieces) for cut in (rank.forward_cut, rank.backward_cut))
     brought, left = (sum(way in n for n in copies) for way in ("HtoD", "DtoH"))
     told = f"{forward} and {backward} pieces, {brought} copies in, {left} out: {copies[:9]}"
-    return "" if brought >= forward + backward and left >= 2 * backward // rank.backward_cut.together else told
+    return "" if brought >= forward + backward and left >= 2 * len(rank.departures) else told
 
 
 def a_pairing(timeout: float = 5.0) -> Pairing:
