@@ -23,6 +23,7 @@ from maskc.runtime.protocol import (
     Word,
     backward_steps,
     call_steps,
+    regrouped,
 )
 from tests.overlap.explorer import Explorer, Fill, Program, Violation, readers_of
 from tests.overlap.programs import (
@@ -287,6 +288,17 @@ def test_everything_the_kernel_waits_for_is_pulled_before_it() -> None:
             assert isinstance(steps[-1][1], Attend)
             flags = [op.word.by for _, op in steps if isinstance(op, Put) and op.word.kind == "flag"]
             assert flags == list(steps[-1][1].pieces)
+
+
+def test_a_kernel_that_copies_starts_when_all_sources_are_ready() -> None:
+    """It is enqueued with the first of its pulls, so all that it needs comes before that, and what it is done with after all."""
+    made = [(p, call_steps(p, Turn(5), 2)) for case in CASES.values() for p in case if p.pulls]
+    for p, steps in made:
+        kernel = [step for step in regrouped(steps) if step[0] == "copy"]
+        assert sorted(map(str, kernel)) == sorted(str(step) for step in steps if step[0] == "copy")
+        kinds = [op.word.kind if isinstance(op, Wait | Put) else type(op) for _, op in kernel]
+        sources, pieces = len(p.sources), len(p.pieces(2))
+        assert kinds == [Begin, *["ready"] * sources, *[Pull, "flag"] * pieces, *["done"] * sources]
 
 
 @pytest.mark.parametrize("groups", [(1, 1, 1), (2, 1, 3)])
