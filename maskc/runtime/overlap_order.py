@@ -24,8 +24,6 @@ PIECE, OWN, LENT = range(3)
 """Kinds of key tiles: of keys of others, own ones, and own ones that others see."""
 SPREAD = 0.5
 """Of the time of a backward, over which tiles are spread whose gradients leave as they end."""
-OWN_SHARE = 0.8
-"""Of the multiprocessors that own tiles would take to the end of a backward, where they have a stream of their own."""
 LAST = 2
 """Times the longest tile of a backward of many items: work at its end that is dealt so that all end together."""
 Floats = NDArray[np.floating[Any]]
@@ -302,40 +300,13 @@ def _all_gone(ends: Floats, pieces: Ints, leaving: Sequence[float]) -> float:
 
 
 def steady_backward(items: Planned, processors: int, eager: float = 0.0) -> NDArray[np.uint32]:
-    """The order of many items, the last of which end together."""
-    return items.packed[_ended_together(items, items.order(processors, eager), processors)]
-
-
-def in_two_streams(items: Planned, pieces: Ints, processors: int) -> NDArray[np.uint32]:
-    """The order in which some multiprocessors take own tiles, and the others those of others' keys, in the order of arrival.
-
-    Tiles that lie behind each other differ in how many rows see them. So those that are worked through at a time begin and end
-    with rows that lie the further apart, the more they are; where L2 does not hold what lies between, each row is read once for
-    each. Own tiles of a causal rank are such; those of others are seen by all of its later rows, and read each of them once. Own
-    tiles get OWN_SHARE of the multiprocessors that their work would take to the end, so they are what is left, short ones last.
-    """
-    own, foreign = np.flatnonzero(pieces < 0), np.flatnonzero(pieces >= 0)
-    foreign = foreign[np.lexsort((pieces[foreign], items.packed[foreign] >> 16))]
-    for_own = max(1, round(OWN_SHARE * processors * float(items.spent[own].sum()) / max(1e-30, float(items.spent.sum()))))
-    streams = own.tolist()[::-1], foreign.tolist()[::-1]
-    free = [(0.0, int(i >= for_own)) for i in range(processors)]  # by when, and for which stream
-    ready, spent, order = items.ready.tolist(), items.spent.tolist(), list[int]()
-    for _ in range(len(spent)):
-        clock, which = free[0]
-        which = which if streams[which] else 1 - which
-        item = streams[which].pop()
-        order.append(item)
-        heapreplace(free, (max(clock, ready[item]) + spent[item], which))
-    return items.packed[_ended_together(items, np.array(order, dtype=np.int64), processors)]
-
-
-def _ended_together(items: Planned, order: Ints, processors: int) -> Ints:
-    """An order, but the last of them, work for LAST times as long as the longest takes, end together."""
+    """The order of many items: the last of them, work for LAST times as long as the longest takes, end together."""
+    order = items.order(processors, eager)
     spent = items.spent[order]
     behind = int(np.searchsorted(spent[::-1].cumsum(), LAST * processors * float(spent.max(initial=0.0)))) + 1
     head, tail = np.split(order, [max(0, len(order) - behind)])
     last, _ = Planned(items.packed[tail], np.zeros(len(tail)), items.spent[tail]).evenly(processors)
-    return np.concatenate((head, tail[last]))
+    return items.packed[np.concatenate((head, tail[last]))]
 
 
 def _check(tiles: int, what: str, heads: int, which: str) -> None:

@@ -28,7 +28,6 @@ from maskc.runtime.overlap_order import (
     backward_items,
     forward_items,
     head_groups,
-    in_two_streams,
     soonest_backward,
     soonest_forward,
     steady_backward,
@@ -41,8 +40,6 @@ FEW = 16
 """Work items for each multiprocessor, below which it matters which come last."""
 IN_STEP = 10
 """Likewise, from which CTAs in step save more than short items at the end."""
-STREAM, SOON = 0.3, 0.01
-"""Of the work, from which tiles of others' keys have a stream of their own; of the time, before which the last keys come then."""
 WAVES = 2
 """Own items for each multiprocessor that come before others: by falling work, they end together after two."""
 FORWARD_EAGER, BACKWARD_EAGER = (0.0, 0.1, 0.2), 0.5
@@ -195,10 +192,7 @@ def backward_tables(
         seen = lent[np.minimum(ranges[:, 1], plan.own)] if given else None
         tiles_of = ranges[:, 1], load, units.first_pieces(len(plan.slots)), plan.own
         planned, pieces = backward_items(*tiles_of, together, arrivals, seconds, seen, plain, WAVES * processors)
-        shared = planned.spent[pieces >= 0].sum() >= STREAM * planned.spent.sum()
-        if in_step and not few and shared and max(arrivals, default=0.0) < SOON * alone:
-            items = in_two_streams(planned, pieces, processors)
-        elif few and not in_step:
+        if few and not in_step:
             items = soonest_backward(planned, pieces, processors, () if given else _leaving(arrivals), TRIALS)
         else:
             items = steady_backward(planned, processors, 0.0 if given else BACKWARD_EAGER)

@@ -24,7 +24,6 @@ from maskc.runtime.overlap_order import (
     Trial,
     backward_items,
     head_groups,
-    in_two_streams,
     masks_of_heads,
     soonest_backward,
     steady_backward,
@@ -320,55 +319,6 @@ def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(
     assert not mixed
     assert four.order(many + 1, 0.03)[: four.tiles] != lie[: four.tiles]
     assert len(mixed) == 1
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_own_tiles_have_a_stream_of_their_own_where_keys_come_soon(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    call, processors, soon = Causal(rank, 4), 20, overlap_tables.SOON
-    own = {u << 16 | t for u in range(2) for t in call.own}
-
-    def mixed(processors: int, last: float) -> int:
-        """How many of the first items are own ones."""
-        return sum(i in own for i in call.order(processors, last)[:processors])
-
-    share = sum(int(call.load[i >> 16, i & 0xFFFF]) for i in own) / int(call.load.sum())
-    of_own = round(0.8 * processors * share)
-    assert 0 < of_own < processors
-    assert [mixed(processors, last) for last in (0.0, 0.99 * soon, 1.01 * soon)] == [of_own, of_own, processors]
-    many = 2 * call.tiles // overlap_tables.FEW
-    assert [mixed(n, 0.99 * soon) == n for n in (many, many + 1)] == [False, True], "few items end together"
-    assert call.end(call.order(processors, 0.0), processors) < 1.02
-    for stream, alone in ((1.01, True), (0.99, False)):
-        monkeypatch.setattr(overlap_tables, "STREAM", stream * (1 - share))
-        assert (mixed(processors, 0.5 * soon * stream) == processors) == alone
-
-
-@given(work(), st.integers(1, 5))
-def test_two_streams(given: object, processors: int) -> None:
-    """Multiprocessors take from one, then from the other, by a slow clock."""
-    latest, load, first, own, _, arrivals = given  # type: ignore[misc]
-    planned, pieces = backward_items(latest, load, first, own, 1, arrivals, 1.0, plain=True)
-    unit = [int(i) >> 16 for i in planned.packed]
-    streams = [[i for i in range(len(unit)) if pieces[i] < 0], [i for i in range(len(unit)) if pieces[i] >= 0]]
-    streams[1].sort(key=lambda i: (unit[i], pieces[i], i))
-    total, of_own = float(planned.spent.sum()), float(planned.spent[pieces < 0].sum())
-    ours = max(1, round(0.8 * processors * of_own / total)) if total else 1
-    free, wanted = [(0.0, int(i >= ours)) for i in range(processors)], list[int]()
-    while streams[0] or streams[1]:
-        clock, which = min(free)
-        free.remove((clock, which))
-        which = which if streams[which] else 1 - which
-        item = streams[which].pop(0)
-        wanted.append(item)
-        free.append((max(clock, float(planned.ready[item])) + float(planned.spent[item]), which))
-    last, left = len(wanted), 2 * processors * max(planned.spent)
-    while last and left > sum(planned.spent[wanted[last:]]):
-        last -= 1
-    found = in_two_streams(planned, pieces, processors).tolist()
-    assert found[:last] == planned.packed[wanted[:last]].tolist()
-    tail = wanted[last:]
-    even = Planned(planned.packed[tail], np.zeros(len(tail)), planned.spent[tail])
-    assert found[last:] == even.packed[even.evenly(processors)[0]].tolist()
 
 
 def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
