@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import maskc
 from maskc.diagnostics import MaskcError
 from maskc.runtime.comm import Peer
 from maskc.runtime.copies import Copy
@@ -23,9 +24,10 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, Link, Room, SharedFile, words_size
 from maskc.runtime.overlap import STOPPED
 from maskc.runtime.overlap_grads import Owners, Told, places, reports
-from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, visit_order
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, overlap_plan, visit_order
+from maskc.runtime.plan import plan
 from maskc.runtime.protocol import Word
-from maskc.runtime.symmetric import Symmetric, room_of
+from maskc.runtime.symmetric import Symmetric, most_rows, room_of
 from maskc.runtime.transport import OCTET, HostQueues, KeyShape, padded, write_word
 
 Extent = tuple[int, int]
@@ -168,11 +170,22 @@ def test_copy_engines_are_given_what_the_host_copies(
             part = slice(2, 2 + taken)
             whole = [torch.rand_like(t) for t in shape.gradients(taken + 5, "cpu")]
             other = [torch.rand_like(t) for t in whole]
-            by_engine._prepared(slot.source, slot.chunk, heads, slice(2, taken), (other[0], other[1]))
+            for less in ((heads, slice(2, taken)), (slice(heads.start, heads.start + 1), part)):  # asked for before
+                by_engine._prepared(slot.source, slot.chunk, *less, (other[0], other[1]))
             by_host.push_rows(slot.source, slot.chunk, heads, part, (whole[0], whole[1]))
             for which, one in by_engine._prepared(slot.source, slot.chunk, heads, part, (other[0], other[1]))[0]:
                 run(one, whole[which].data_ptr())
             assert torch.equal(by_host.link.memory[slot.source], by_engine.link.memory[slot.source])
+
+
+@pytest.mark.parametrize("prune", [True, False])
+def test_there_is_room_for_the_keys_of_every_rank_under_every_mask_of_a_plan(prune: bool) -> None:
+    """Under the first, a rank sees its own keys; under the second, rank 0 sees all."""
+    first, second = (maskc.compile_text(f"mask m = {body}").bind(nq=64, nk=64).vectors() for body in ("k == q", "q < 8"))
+    p = plan((first, second), world_size=2, chunk=8, order="contiguous", prune=prune)
+    needed = [[overlap_plan(p, rank, part).rows for rank in range(2)] for part in range(2)]
+    assert most_rows(p) == max(max(rows) for rows in needed) == 64
+    assert max(needed[0]) == (32 if prune else 64)
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7))
