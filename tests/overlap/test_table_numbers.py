@@ -12,7 +12,7 @@ from maskc.boundary import BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import MaskForm
 from maskc.codegen.spec_bwd import select_backward
-from maskc.runtime import overlap_tables
+from maskc.runtime import hopper, overlap_tables
 from maskc.runtime.hopper import L2_BYTES, mask_form
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
@@ -66,22 +66,37 @@ def test_heads_whose_keys_stay_in_cache_go_together(rows: int, batch: int, group
     assert len(tables.items) == 12 * batch * -(-local.nq // spec.block_q)
 
 
-def test_batch_items_with_masks_of_their_own(told: dict[str, tuple[Any, ...]]) -> None:
-    case = Case(2, 96, 0, "lts", heads=(4, 2, 2), batch=(3, 3))
-    v = vectors(case)
-    p = plan(v, world_size=2, chunk=48)
-    o = overlap_plan(p, 0)
-    local = localize(v, p.rows, p.rows.chunks_of(0), p.keys, o.columns)
+def test_keys_of_a_head_that_do_not_stay_in_cache(told: dict[str, tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its query heads go together all the same."""
+    monkeypatch.setattr(hopper, "L2_BYTES", 512 * 2048 - 1)
+    o, local, _ = causal(1024)
     spec = forward_spec(mask_form(local), 128, "bf16")
-    gate_tables(local, o, spec, 4, 3, 2, 1, (0.0,) * len(o.slots), 1, CPU)
-    assert told["forward_items"][3] is True
+    gate_tables(local, o, spec, 12, 1, 2, 1, (0.0,) * len(o.slots), 1, CPU)
+    assert told["forward_items"][4] == 6
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_batch_items_with_masks_of_their_own(batch: int, told: dict[str, tuple[Any, ...]]) -> None:
+    """And blocks with keys of several slots, which count where their last key does."""
+    case = Case(2, 700, 0, "lts", chunk=96, heads=(4, 2, 2), batch=(batch, batch))
+    v = vectors(case)
+    p = plan(v, world_size=2, chunk=96)
+    o = overlap_plan(p, 1)
+    local = localize(v, p.rows, p.rows.chunks_of(1), p.keys, o.columns)
+    spec = forward_spec(mask_form(local), 128, "bf16")
+    gate_tables(local, o, spec, 4, batch, 2, 1, (0.0,) * len(o.slots), 1, CPU)
+    assert told["forward_items"][3] is (batch > 1)
     work = overlap_tables._tiles(local, spec.block_q, spec.block_kv)
-    assert work.shape[0] == 3 * local.heads
-    _, whole = forward_work(local, o.block_slots(spec.block_kv), len(o.slots), spec)
+    assert work.shape[0] == batch * local.heads
+    ranges = o.block_slots(spec.block_kv)
+    parts, whole = forward_work(local, ranges, len(o.slots), spec)
+    assert any(first < last for first, last in ranges.tolist())
+    for slot in range(len(o.slots)):
+        assert np.array_equal(parts[:, :, slot], work[:, :, ranges[:, 1] == slot].sum(2))
     assert np.array_equal(whole, work.sum(2) + overlap_tables.ROW_WORK)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("heads", [2, 8])
 def test_few_items_are_taken_by_more_than_one_rule(heads: int, told: dict[str, tuple[Any, ...]]) -> None:
     o, local, _ = causal(4096)
     spec = forward_spec(mask_form(local), 128, "bf16")
@@ -113,7 +128,7 @@ class Backward:
         return rule[0], rule
 
 
-def test_copies_that_take_little_change_no_order(told: dict[str, tuple[Any, ...]]) -> None:
+def test_little_traffic_changes_no_order(told: dict[str, tuple[Any, ...]]) -> None:
     call, little = Backward(told), overlap_tables.LITTLE / 3  # keys, and gradients of twice their bytes
     for last, in_line in ((0.99 * little, True), (1.01 * little, False)):
         items, _ = call(last)
@@ -136,6 +151,15 @@ def test_few_items_of_a_backward_end_together(given: bool, told: dict[str, tuple
     assert set(pieces.tolist()) == {-1, *range(call.o.own, len(call.o.slots))}
     assert told["backward_items"][4] == 4, "L2 holds 4096 rows of eight heads, and two are a unit"
     assert told["backward_items"][9] == overlap_tables.WAVES * (many + 1)
+
+
+def test_query_heads_of_a_key_head_that_the_cache_does_not_hold(told: dict[str, tuple[Any, ...]]) -> None:
+    """16384 rows of two heads are what it holds, and four are a unit."""
+    o, local, _ = causal(16384)
+    spec = select_backward(mask_form(local), 128, "bf16")
+    backward_tables(local, o, spec, Units(1, 8, 2, 1, 4), (1.0,) * len(o.slots), 200, CPU)
+    assert "soonest_backward" in told
+    assert told["backward_items"][4] == 1
 
 
 def test_trials_come_by_rising_price() -> None:
