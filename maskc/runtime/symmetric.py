@@ -84,6 +84,13 @@ class Symmetric:
             for there, mine in zip(*self._ends(reader, cut, piece, own), strict=True):
                 there.copy_(mine)
             return
+        bases = [t.data_ptr() for t in own]
+        stream = torch.cuda.current_stream(own[0].device).cuda_stream
+        for which, one in self._given(reader, cut, piece, own):
+            one.enqueue(stream, bases[which])
+
+    def _given(self, reader: int, cut: Cut, piece: int, own: Pair) -> tuple[tuple[int, Copy], ...]:
+        """What `give` does, for keys of these strides, made once: (of K or V, a copy whose source counts from its first byte)."""
         key = reader, cut, piece, own[0].stride(), own[1].stride()
         made = self._gifts.get(key)
         if made is None:
@@ -92,10 +99,7 @@ class Symmetric:
                 (i, c._replace(source=c.source - own[i].data_ptr())) for i, (to, t) in enumerate(ends) for c in copies_of(to, t)
             )
             self._gifts[key] = made
-        bases = [t.data_ptr() for t in own]
-        stream = torch.cuda.current_stream(own[0].device).cuda_stream
-        for which, one in made:
-            one.enqueue(stream, bases[which])
+        return made
 
     def _bytes_of(self, cut: Cut, piece: int) -> int:
         shape = self.shape

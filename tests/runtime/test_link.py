@@ -178,6 +178,26 @@ def test_copy_engines_are_given_what_the_host_copies(
             assert torch.equal(by_host.link.memory[slot.source], by_engine.link.memory[slot.source])
 
 
+@given(plans(), st.booleans())
+def test_copy_engines_give_what_the_host_gives(given_plans: tuple[Layout, list[OverlapPlan], KeyShape], every_head: bool) -> None:
+    """Keys as they lie: heads of a row behind each other, rows of a head, or with a gap; in other places from call to call."""
+    keys, made, shape = given_plans
+    cuts = [Cut(p, 1 if every_head else shape.heads, shape.heads) for p in made]
+    for p, by_host, by_engine in zip(made, transports(keys, made, shape), transports(keys, made, shape), strict=True):
+        sizes = [(shape.batch, keys.local_length(p.rank), shape.heads, d) for d in (shape.dim_k, shape.dim_v)]
+        dense, apart = ([torch.rand(size).to(shape.dtype) for size in sizes] for _ in range(2))
+        heads_first = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in apart]
+        gap = [torch.nn.functional.pad(t, (0, 3))[..., : t.shape[3]] for t in apart]
+        for own in (dense, heads_first, gap, [t.clone() for t in dense]):
+            for reader, _ in p.lends:
+                for piece in (n for n in cuts[reader].pieces if made[reader].slot_of(n).source == p.rank):
+                    by_host.give(reader, cuts[reader], piece, (own[0], own[1]))
+                    for which, one in by_engine._given(reader, cuts[reader], piece, (own[0], own[1])):
+                        run(one, own[which].data_ptr())
+            for one, other in zip(by_host.link.memory, by_engine.link.memory, strict=True):
+                assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("prune", [True, False])
 def test_there_is_room_for_the_keys_of_every_rank_under_every_mask_of_a_plan(prune: bool) -> None:
     """Under the first, a rank sees its own keys; under the second, rank 0 sees all."""
