@@ -1,7 +1,7 @@
 """Times of ways that are compared, on several GPUs at once: what is fair, and how often each is measured.
 
-Ranks leave a barrier on their GPUs together, hosts being ahead; a time is that of the slowest rank, the median over rounds.
-The barrier wakes the links between the GPUs, which costs power for 50 ms: the same before every call.
+Ranks leave a barrier on their GPUs together and begin, hosts being ahead; a time is that of the slowest rank, the median over
+rounds. The barrier wakes the links between the GPUs, which costs power for 50 ms: the same before every call.
 
 Long calls run at the limit of power: how fast they are depends on what ran before, by some percent, as a GPU comes cool out
 of copies or a pause and hot out of attention. So ways that are compared, attention alone among them, go through whole
@@ -24,7 +24,7 @@ from benchmarks.overlap_ways import ON_GPUS
 from maskc.runtime.comm import Peer
 
 CYCLES = 2_000_000
-"""Of a millisecond that a GPU waits after the barrier while its host enqueues."""
+"""Of a millisecond that a GPU waits before the barrier while its host enqueues."""
 LONGEST = 8.0
 """Of that wait, ms."""
 LONG = 0.02
@@ -54,8 +54,8 @@ class Clock:
         self.ends: list[torch.cuda.Event] = []
 
     def time(self, name: str, direction: str, run: Callable[[], Any]) -> Any:
-        dist.all_reduce(self.token, group=self.peer.group)
         if not ON_GPUS:
+            dist.all_reduce(self.token, group=self.peer.group)
             started = time.perf_counter()
             result = run()
             self.marks.setdefault((name, direction), []).append((started, time.perf_counter()))
@@ -64,6 +64,7 @@ class Clock:
             self.ends[-2].synchronize()
         if self.cycles:
             torch.cuda._sleep(self.cycles)
+        dist.all_reduce(self.token, group=self.peer.group)  # last: no GPU starts before the other, whichever host comes late
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         began = time.perf_counter()
