@@ -1,6 +1,6 @@
 """What every rank of a link has called, in words that all of them see: a call that the others do not make is noticed.
 
-A rank writes what it has enqueued, and no stream or host waits for it. Of two ranks that differ in a call the later one
+A rank writes what it is going to enqueue, and no stream or host waits for it. Of two ranks that differ in a call the later one
 finds both. Layers of one mask and shape call alike, so that their order is not told apart.
 """
 

@@ -56,9 +56,9 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     with way.link.call():
         rank = rank_of(call, q, k, v)
         rank.holds = None
+        way.link.tag = tag_of(*_key(call, q, k, v), way.executor, "forward")
         out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
         way.link.given |= dict.fromkeys(rank.plan.sources, rank.epoch)
-        way.link.calls.say(rank.epoch, tag_of(*_key(call, q, k, v), way.executor, "forward"))
         rank.holds = lse if call.plan.keep_keys else None
         return out, lse
 
@@ -76,9 +76,9 @@ def backward(
         rank = rank_of(call, q, k, v)
         kept, rank.holds = rank.holds is not None and _one_memory(rank.holds, lse), None
         local, how = local_mask(call, q, k), call.deterministic
+        way.link.tag = tag_of(*_key(call, q, k, v), way.executor, "backward", kept)
         made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept)
         way.link.given |= {} if kept else dict.fromkeys(rank.plan.sources, rank.epoch)
-        way.link.calls.say(rank.epoch, tag_of(*_key(call, q, k, v), way.executor, "backward", kept))
         rank.holds = lse if call.plan.keep_keys else None
         return made
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from maskc.runtime.call_order import Calls, calls_size
 from maskc.runtime.comm import Peer
 from maskc.runtime.driver_api import StreamWord
 from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
-from maskc.runtime.protocol import Epochs, Kind, Word
+from maskc.runtime.protocol import Epochs, Kind, Turn, Word
 from maskc.runtime.transport import CudaQueues, HostQueues, Queues, read_word, write_word
 from maskc.runtime.watch import Watch
 
@@ -95,7 +95,7 @@ class Link:
 
     memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans, and which key buffers
     these have. epochs: of the calls. given: of every rank that has given keys to this one, the last epoch in which it did.
-    timeout: seconds of one wait. complained: this rank has raised M721 for it.
+    timeout: seconds of one wait. tag: of the call that comes next, see `call_order`. complained: this rank has raised M721.
     """
 
     def __init__(self, peer: Peer, device: torch.device, words: SharedFile, timeout: float) -> None:
@@ -105,7 +105,7 @@ class Link:
         self.memory: tuple[Tensor, ...] = ()
         self.ranks: dict[Hashable, tuple[Overlapped, int]] = {}
         self.given: dict[int, int] = {}
-        self.complained = False
+        self.tag, self.complained = 0, False
         self.queues: Queues = CudaQueues(device) if device.type == "cuda" else HostQueues(seconds=timeout)
         self._words, self._entering = words, threading.RLock()
         self._keeps: object = None
@@ -115,6 +115,12 @@ class Link:
         self.lasting = replace(Lasting.of(device), failed=everybody[self.rank : self.rank + 1], everybody=everybody)
         self.calls, self._difference = Calls(self._failed(self.world), self.rank, self.world), ""
         self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0, self._differs)
+
+    def begin(self, owners: Iterable[int] = ()) -> Turn:
+        """Count a call, see `Epochs.begin`, and tell the others which it is, before anything waits for them."""
+        turn = self.epochs.begin(owners)
+        self.calls.say(turn.epoch, self.tag)
+        return turn
 
     def address(self, word: Word) -> int:
         """Of a word between two ranks."""
@@ -166,9 +172,12 @@ class Link:
             try:
                 yield
             except BaseException as e:
-                self.complained = self.complained or (isinstance(e, MaskcError) and e.code == "M721")
+                waited = isinstance(e, MaskcError) and e.code == "M721"
+                self.complained = self.complained or waited
                 if self.complained or self.epochs.epoch != before:
                     self._stop()
+                if waited and self._differs():
+                    self.complain()
                 raise
             finally:
                 if self.device.type == "cuda":

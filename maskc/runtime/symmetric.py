@@ -54,7 +54,7 @@ class Symmetric:
         return self
 
     def begin(self, owners: Iterable[int] = ()) -> Turn:
-        return self.link.epochs.begin(owners)
+        return self.link.begin(owners)
 
     def address(self, word: Word) -> int:
         return self.link.address(word)
