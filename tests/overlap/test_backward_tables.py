@@ -236,15 +236,18 @@ def test_tables_of_the_backward_gate(number: int, deterministic: bool) -> None:
     spec = select_backward(MaskForm(lts=True), 128, "bf16", deterministic=deterministic)
     units = Units(2, 4, 2, 2, 1, groups=1 + number % 2)
     arrivals, processors, given = expected_arrivals(o, 1024, units.groups, 1e9, 1e-6), 132 if number < 3 else 1, number % 3 == 0
-    tables = backward_tables(local, o, spec, units, arrivals, processors, CPU, 0, given)
+    first = 5 * number  # words of the forward
+    tables = backward_tables(local, o, spec, units, arrivals, processors, CPU, first, given)
     tiles = -(-o.rows // spec.block_kv)
     assert sorted(tables.items.tolist()) == sorted(t | u << 16 for t in range(tiles) for u in range(2 * 2 * 2))
     ranges = o.block_slots(spec.block_kv)
     words = tables.blocks.numpy().view(np.uint32)
-    assert [(int(w) & 0xFFFF, int(w) >> 16) for w in words] == [tuple(r) for r in ranges.tolist()]
+    assert [((int(w) & 0xFFFF) - first, (int(w) >> 16) - first) for w in words] == [tuple(r) for r in ranges.tolist()]
+    assert len(tables.tiles) == first + len(o.slots)
+    assert not tables.tiles[:first].any()
     for slot, at in enumerate(o.slots):
         touched = {t for t in range(tiles) if t * spec.block_kv < at.start + at.rows and (t + 1) * spec.block_kv > at.start}
-        assert tables.tiles[slot] == len(touched)
+        assert tables.tiles[first + slot] == len(touched)
     if deterministic:
         order = [(int(i) & 0xFFFF, int(i) >> 16) for i in tables.items]
         for unit in range(8):

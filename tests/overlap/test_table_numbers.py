@@ -135,6 +135,8 @@ def test_little_traffic_changes_no_order(told: dict[str, tuple[Any, ...]]) -> No
         assert told["backward_items"][8] is in_line
         assert float(items.spent.sum()) == pytest.approx(call.alone)
         assert sorted(set(items.ready.tolist())) == pytest.approx([0.0, last * call.alone])
+    columns = overlap_tables._tiles(call.local, call.spec.block_q, call.spec.block_kv).sum(1)
+    assert np.array_equal(call.load, np.repeat(columns + overlap_tables.ROW_WORK, 4, axis=0))
     assert told["backward_items"][4] == 1, "heads that go together where items are many"
 
 
@@ -160,6 +162,9 @@ def test_query_heads_of_a_key_head_that_the_cache_does_not_hold(told: dict[str, 
     backward_tables(local, o, spec, Units(1, 8, 2, 1, 4), (1.0,) * len(o.slots), 200, CPU)
     assert "soonest_backward" in told
     assert told["backward_items"][4] == 1
+    for given in (False, True):
+        backward_tables(local, o, spec, Units(1, 8, 2, 1, 4), (1.0,) * len(o.slots), 4, CPU, 0, given)
+        assert told["backward_items"][8] is given, "pushed gradients of many tiles leave early"
 
 
 def test_trials_come_by_rising_price() -> None:
