@@ -302,7 +302,7 @@ def test_slices_may_be_tensors() -> None:
         (lambda: from_dense(torch.ones(2, 2, dtype=torch.bool).to_sparse()), "the dense mask is a sparse tensor"),
         (lambda: from_mask_mod(lambda b, h, q, k: q >= k, -1, 2), "nq = -1 is no integer from 0 on"),
         (lambda: to_block_mask(maskc.compile("std:causal").bind(nq=3, nk=3), block=0), "block[0] = 0 is no integer from 1 on"),
-        (lambda: to_dense(maskc.compile("std:causal")), "converters take a bound mask, not a CompiledMask"),
+        (lambda: to_dense(maskc.compile("std:causal")), "converters take a bound mask, not CompiledMask"),
     ],
 )
 def test_arguments_are_refused_by_name(call: Any, says: str) -> None:
