@@ -183,6 +183,10 @@ class Clock:
         Clock.ticks += 0.5
         self.at = Clock.ticks
 
+    def query(self) -> bool:
+        """Whether it has come: not while the host is ahead."""
+        return False
+
     def elapsed_time(self, end: Clock) -> float:
         return end.at - self.at
 
