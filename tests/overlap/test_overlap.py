@@ -270,8 +270,9 @@ def test_plans_that_relay_are_refused() -> None:
     shape = KeyShape(1, 1, 8, 8, torch.float64)
     o = overlap_plan(p, 0)
     assert any(s.source != p.keys.owner[s.chunk] for s in o.slots)
-    with pytest.raises(MaskcError, match=r"M722.*passed on"):
-        Overlapped(o, p.keys, shape, Loopback(p.keys, 0, range(4), shape, pinned=False), HostQueues(), CPU)
+    for one in (o, replace(o, carried=()), replace(o, slots=o.slots[: o.own], carried=(9,))):  # it takes, or brings in, or both
+        with pytest.raises(MaskcError, match=r"M722.*passed on"):
+            Overlapped(one, p.keys, shape, Loopback(p.keys, 0, range(4), shape, pinned=False), HostQueues(), CPU)
     flat = plan(vectors(case), world_size=4, chunk=4)
     with pytest.raises(MaskcError, match=r"M722.*timeout"):
         Overlapped(
