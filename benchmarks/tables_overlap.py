@@ -170,6 +170,20 @@ def gpus_hidden(direction: str) -> str:
     return " to ".join(dict.fromkeys(f"{x:.2f}" for x in (min(found), max(found))))
 
 
+def gpus_exposed(direction: str) -> str:
+    """Microseconds by which a call is longer than its attention alone, in the median cell."""
+    whole, alone = f"{direction}_ms", f"attention_{direction}_ms"
+    found = [r[whole] - r[alone] for r in rows_of("overlap_gpus", whole, alone) if r["way"] == "gated"]
+    if not found:
+        raise NoData("overlap_gpus")
+    return f"{1e3 * median(found):.0f}"
+
+
+def gpus_copies() -> str:
+    """The largest share of the time of attention that copies take in a direction by plans of `maskc.plan`."""
+    return f"{max(_ratio(r, d) for r in rows_of('overlap_gpus', 'way') if r['way'] == 'gated' for d in DIRECTIONS):.2f}"
+
+
 def gpus_missed(what: str) -> str:
     """Cells that miss a bar, such as `E forward`, with what they reach."""
     found = sorted((r for r in _steps(what) if r["holds"] is False), key=lambda r: r["value"])
@@ -333,5 +347,6 @@ def routed(which: str) -> str:
 
 PLACES: tuple[Callable[..., str], ...] = (
     one_gpu_cells, one_gpu_bars, overlap, hidden, gate, model, hidden_gpus, overlap_gpus, torch_gpus, copying, overlap_bars,
-    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_missed, torch_time, link_power, link_costs, routing, routed,
+    gpus_bars, gpus_gain, gpus_cells, gpus_hidden, gpus_exposed, gpus_copies, gpus_missed, torch_time, link_power, link_costs,
+    routing, routed,
 )  # fmt: skip

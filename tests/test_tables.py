@@ -116,6 +116,8 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("gpus_gain", "1.2"),
         ("gpus_cells", "1"),
         ("gpus_hidden:forward", "0.97"),
+        ("gpus_exposed:forward", "250"),
+        ("gpus_copies", "0.33"),
         ("gpus_missed:share of what two losses allow, step", "causal (0.900)"),
         ("gpus_missed:E forward", "none"),
         ("torch_gpus", "| causal, 16K, 32 on 8 heads | 7.00 |  | 3.25 |"),
