@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from maskc.runtime.overlap import Overlapped
 from maskc.runtime.overlap_grads import departing, reports
 from maskc.runtime.overlap_kernels import TICK
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, visit_order
-from maskc.runtime.protocol import Departure, Word, at_once, by_pieces
+from maskc.runtime.protocol import Departure, Tell, Word, at_once, by_pieces
 from maskc.runtime.symmetric import Symmetric
 from maskc.runtime.transport import HostQueues, KeyShape
 from tests.runtime.test_link import transports
@@ -116,6 +118,18 @@ def test_places_and_words_of_pieces_are_those_of_their_direction(monkeypatch: py
         group, slot = divmod(piece, len(cut.plan.slots))
         word = told[cut.first + slot].word + 4 * group * len(cut.plan.slots)
         assert running.address(cut, Word("finished", 0, piece)) == word
+
+
+def test_an_owner_is_told_of_every_piece_in_words_of_this_rank() -> None:
+    running, transport = rank_0()
+    for memory in transport.link.memory:
+        memory.zero_()
+    call: Any = SimpleNamespace(executor="gated")
+    running._say("send", [Tell(1, (3, 5), 7), Tell(2, (4,), 8)], call, None)
+    for owner, words in ((1, {3: 7, 5: 7}), (2, {4: 8})):
+        told = transport.told(owner, 0).tolist()
+        assert {i: word for i, word in enumerate(told) if word} == words
+    assert sum(int(memory.count_nonzero()) for memory in transport.link.memory) == 3, "and no other words"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, TICK * (1 << 32)])

@@ -54,12 +54,12 @@ def test_what_does_not_end_is_stopped_in_the_end() -> None:
 
 def test_nobody_waits_on_once_a_kernel_gave_up() -> None:
     queues = Busy(10**9)
-    rank = running(queues, timeout=1000.0)
+    rank = running(queues, timeout=20.0)
     write_word(rank.words.failed.data_ptr(), rank.forward_cut.plan.own + 1)
     begun = time.monotonic()
     with pytest.raises(MaskcError, match="did not arrive"):
         rank.finish()
-    assert time.monotonic() - begun < 500, "of 2000 s"
+    assert time.monotonic() - begun < 20, "of 40 s"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
