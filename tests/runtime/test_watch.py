@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
+from maskc.runtime import watch as watch_module
 from maskc.runtime.watch import Watch
 
 
@@ -25,30 +28,54 @@ def until(what: Callable[[], bool], seconds: float = 5.0) -> bool:
     return what()
 
 
-def test_a_call_that_does_not_end_is_stopped() -> None:
+class Clock:
+    """In place of `time`: seconds pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(0.001)
+
+
+def test_a_call_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(watch_module, "time", clock)
     call, stops = End(), []
-    watch = Watch(lambda: "", lambda: stops.append(1), 0.1)
+    watch = Watch(lambda: "", lambda: stops.append(1), 10.0)
     watch.entered(call)
+    clock.now = 9.0
     time.sleep(0.05)
     assert not stops
+    clock.now = 11.0
     assert until(lambda: bool(stops))
     call.ended = True
-    time.sleep(0.1)
+    assert until(lambda: not watch._calls)
+    time.sleep(0.05)  # of the look in which it was found
     seen = len(stops)
-    time.sleep(0.2)
+    time.sleep(0.1)
     assert len(stops) == seen, "nothing is left to stop"
     watch.close()
 
 
-def test_time_counts_from_the_end_of_the_call_before() -> None:
+def test_time_counts_from_the_end_of_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(watch_module, "time", clock)
     first, second, stops = End(), End(), []
-    watch = Watch(lambda: "", lambda: stops.append(1), 0.4)
+    watch = Watch(lambda: "", lambda: stops.append(1), 10.0)
     watch.entered(first)
     watch.entered(second)
-    time.sleep(0.25)
+    clock.now = 9.0
     first.ended = True
-    time.sleep(0.3)
-    assert not stops, "the second had the GPU for 0.3 s only"
+    assert until(lambda: len(watch._calls) == 1)
+    clock.now = 18.0
+    time.sleep(0.1)
+    assert not stops, "the second had the GPU for 9 s only"
+    clock.now = 19.5
+    assert until(lambda: bool(stops))
     second.ended = True
     watch.close()
 
