@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -17,18 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maskc
-from maskc.diagnostics import MaskcError
+from maskc.diagnostics import MaskcError, error
+from maskc.runtime import link as link_module
 from maskc.runtime.comm import Peer
 from maskc.runtime.copies import Copy
 from maskc.runtime.layout import Layout
-from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, Link, Room, SharedFile, words_size
+from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, Link, Room, SharedFile, link_of, words_size
 from maskc.runtime.overlap import STOPPED
 from maskc.runtime.overlap_grads import Owners, Told, places, reports
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, overlap_plan, visit_order
 from maskc.runtime.plan import plan
 from maskc.runtime.protocol import Word
 from maskc.runtime.symmetric import Symmetric, most_rows, room_of
-from maskc.runtime.transport import OCTET, HostQueues, KeyShape, padded, write_word
+from maskc.runtime.transport import OCTET, HostQueues, KeyShape, padded, read_word, write_word
 
 Extent = tuple[int, int]
 
@@ -289,3 +291,167 @@ def test_kernels_of_owner_and_reader_name_the_same_places(
             assert report.sent == 4 * (owner * keys.world + p.rank)
             assert report.pieces == sum(cut_.plan.slot_of(piece).source == owner for piece in cut_.pieces)
             assert counters.setdefault(report.counted, owner) == owner
+
+
+def test_release_ends_the_waits_of_one_rank(tmp_path: Path) -> None:
+    """Every word that it waits for, whose count may pass 2**31 and 2**32; none is turned back, and no other rank's is touched."""
+    first, mine, last = links(3, tmp_path / "words")
+    held = [Word(kind, 1, by) for kind in KINDS for by in range(3)]
+    others = [Word(kind, holder, by) for kind in KINDS for holder in (0, 2) for by in range(3)]
+    for epoch in (5, 2**31, 2**32 + 3):
+        for ahead, want in ((-1, 0), (-7, 0), (0, 0), (2, 2)):
+            for word in held:
+                write_word(mine.address(word), epoch + ahead)
+            mine.release(epoch)
+            assert {read_word(mine.address(word)) for word in held} == {(epoch + want) & 0xFFFFFFFF}
+    assert {read_word(link.address(word)) for link in (first, last) for word in others} == {0}
+
+
+def test_kernels_learn_that_waits_end_before_streams_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a slot for which a kernel gave up stays named."""
+    _, mine, other = links(3, tmp_path / "words")
+    mine.epochs.begin()
+    write_word(other._failed(2), 7)
+    told: list[list[int]] = []
+    release = Link.release
+
+    def seen(link: Link, epoch: int) -> None:
+        told.append([read_word(link._broken(1)), *(read_word(link._failed(r)) for r in range(3))])
+        release(link, epoch)
+
+    monkeypatch.setattr(Link, "release", seen)
+    mine._stop()
+    assert told == [[1, STOPPED, STOPPED, 7]]
+    assert read_word(mine.address(Word("gave", 1, 0))) == 1
+
+
+def test_what_a_watch_is_told(tmp_path: Path) -> None:
+    one, two = links(2, tmp_path / "words")
+    assert (one._trouble(), two._trouble()) == ("", "")
+    write_word(one._failed(0), 9)
+    assert (one._trouble(), two._trouble()) == ("a kernel ended its wait for slot 9", "")
+    two.give_up()
+    assert one._trouble() == two._trouble() == "rank 1 gave up"
+
+
+def test_an_error_breaks_the_link_where_others_wait_for_the_rest(tmp_path: Path) -> None:
+    """What is refused before the first word breaks nothing; a wait that ended does, whenever it began."""
+    mine, other = links(2, tmp_path / "words")
+    with suppress(MaskcError), mine.call():
+        raise error("M723", "no memory")
+    assert (mine.broken, mine.complained) == ((), False)
+    with suppress(MaskcError), mine.call():
+        raise error("M721", "a wait ended")
+    assert (other.broken, mine.complained, other.complained) == ((0,), True, False)
+    with pytest.raises(MaskcError, match="rank 0 gave up"):
+        other.complain()
+    assert other.complained
+
+
+def wait_that_ends(link: Link) -> None:
+    with link.call():
+        raise error("M721", "a wait ended")
+
+
+@pytest.mark.parametrize("look", [Link.complain, wait_that_ends])
+def test_another_call_than_that_of_the_others_is_named_at_every_look(look: Callable[[Link], None], tmp_path: Path) -> None:
+    mine, other = links(2, tmp_path / "words")
+    mine.tag, other.tag = 3, 4
+    mine.begin()
+    other.begin()
+    for _ in range(2):
+        with pytest.raises(MaskcError, match="call 1 of rank 0 is another than that of rank 1"):
+            look(other)
+    assert mine.broken == (1,)
+    assert [mine.watch._differs() for _ in range(2)] == ["call 1 of rank 1 is another than that of rank 0"] * 2
+
+
+# ---------------------------------------------------------------- one link per group
+
+
+class Group:
+    """What a process group is to `link_of`."""
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """`link_of` takes the group of a Peer for what it is. The devices for which links are made."""
+    made: list[torch.device] = []
+
+    def make(peer: Peer, device: torch.device) -> Link:
+        made.append(device)
+        return links(peer.world, tmp_path / f"words{len(made)}")[peer.rank]
+
+    monkeypatch.setattr(link_module, "_make", make)
+    monkeypatch.setattr(link_module.comm, "process_group", lambda peer: peer.group)
+    return made
+
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def test_a_group_has_a_link_per_device(alone: list[torch.device]) -> None:
+    peer, other = Peer(Group(), 0, 2), Peer(Group(), 0, 2)
+    found = [link_of(peer, CPU), link_of(peer, META), link_of(other, CPU)]
+    assert len(set(map(id, found))) == 3
+    assert [link_of(peer, CPU), link_of(peer, META), link_of(other, CPU)] == found
+    assert alone == [CPU, META, CPU]
+
+
+@pytest.mark.parametrize("complained", [True, False])
+def test_a_link_that_broke_is_told_of_once(complained: bool, alone: list[torch.device]) -> None:
+    peer = Peer(Group(), 0, 2)
+    first = link_of(peer, CPU)
+    assert isinstance(first, Link)
+    first.give_up()
+    with pytest.raises(MaskcError, match="rank 0 gave up") if complained else nullcontext():
+        if complained:
+            first.complain()
+    with nullcontext() if complained else pytest.raises(MaskcError, match="rank 0 gave up"):
+        link_of(peer, CPU)
+    second = link_of(peer, CPU)
+    assert isinstance(second, Link)
+    assert (second is first, second.broken, len(alone)) == (False, (), 2)
+
+
+def test_the_watch_of_a_group_that_is_gone_ends(alone: list[torch.device]) -> None:
+    peer = Peer(Group(), 0, 2)
+    link = link_of(peer, CPU)
+    assert isinstance(link, Link)
+    assert not link.watch._leaving
+    del peer
+    gc.collect()
+    assert link.watch._leaving
+
+
+# ---------------------------------------------------------------- what cannot be shared
+
+
+def told_by(monkeypatch: pytest.MonkeyPatch, *others: int) -> Peer:
+    """Rank 0, to whom the others tell these numbers."""
+    monkeypatch.setattr(link_module.comm, "gather_numbers", lambda peer, mine, *_: [mine, *([n] for n in others)])
+    monkeypatch.setattr(Peer, "home", lambda peer, x: CPU)
+    return Peer(None, 0, 1 + len(others))
+
+
+def test_the_first_rank_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert link_module._first(told_by(monkeypatch, 0, 0), CPU, "") == ""
+    assert link_module._first(told_by(monkeypatch, 0, 1), CPU, "") == "rank 2 cannot share memory; its own log says why"
+    assert link_module._first(told_by(monkeypatch, 0, 1), CPU, "why") == "why"
+
+
+def test_a_rank_goes_without_where_another_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert link_module._make(told_by(monkeypatch, 1), CPU) == "rank 1 cannot share memory; its own log says why"
+    assert link_module._make(told_by(monkeypatch, 0), META) == "`meta` devices share no memory"
+
+
+@pytest.mark.parametrize("wrong", [None, "other", "own"])
+def test_memory_is_proven_to_be_that_of_the_others(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, memory = told_by(monkeypatch, 0), torch.zeros(2, 64, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    memory[1, -8:] = 1 if wrong == "other" else 2
+    seen = (memory[1] if wrong == "own" else memory[0], memory[1])
+    found = link_module._proven(peer, CPU, seen)
+    assert found == (
+        "" if wrong is None else f"symmetric memory: rank 0 does not read what rank {int(wrong != 'own' or 1)} wrote"
+    )
