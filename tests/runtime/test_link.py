@@ -247,6 +247,8 @@ def test_every_word_has_a_place_of_its_own(world: int, tmp_path: Path) -> None:
     for link in links(world, tmp_path / "words"):
         at = [link.address(Word(k, h, b)) for k in KINDS for h in range(world) for b in range(world)]
         at += [place(r) for r in range(world) for place in (link._broken, link._failed)]
+        calls = ctypes.addressof(link.calls._words)
+        at += range(calls, calls + ctypes.sizeof(link.calls._words), 4)
         assert link.lasting.failed.data_ptr() == link._failed(link.rank)
         start = link._words.address
         assert len(set(at)) == len(at)
