@@ -42,7 +42,7 @@ GIVEN_SHARE = 1 / 3
 """Of the time of attention, that gradients may take on the link which a kernel gives: of half of it, more hides if pushed."""
 LONG_SECONDS = 0.1
 """Of a backward, from which gradients that take little of it leave at once. A GPU runs at its limit of power then, where a link
-that is merely awake costs attention 3 % of its time, and NVLink falls asleep 50 ms after its last traffic: shorter calls are
+that is merely awake costs attention some 2 % of its time, and NVLink falls asleep 50 ms after its last traffic: shorter calls are
 over before that helps."""
 ROW_TILE = 192
 """Rows of a tile of the forward, or thereabouts."""
