@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.overlap_times import Taken
 from benchmarks.overlap_ways import ON_GPUS
 from maskc.runtime.comm import Peer
 
@@ -41,6 +43,13 @@ Times = dict[tuple[str, str], tuple[float, float]]
 Name = TypeVar("Name")
 
 
+class OnHost(NamedTuple):
+    """As `Taken`, in a rehearsal."""
+
+    ms: float
+    late: bool = False
+
+
 class Clock:
     """Times of all ranks. Without a GPU, of the host, for a rehearsal. ahead: ms that GPUs wait, so that hosts are ahead."""
 
@@ -50,20 +59,19 @@ class Clock:
         self.cycles = int(ahead * CYCLES)
         if ON_GPUS:  # a start for hosts
             torch.cuda._sleep(int(LONGEST * CYCLES))
-        self.marks: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+        self.taken: dict[tuple[str, str], list[Taken | OnHost]] = {}
         self.host: dict[tuple[str, str], list[float]] = {}
-        self.late: dict[tuple[str, str], list[bool]] = {}
-        self.ends: list[torch.cuda.Event] = []
+        self.ends: deque[torch.cuda.Event] = deque(maxlen=2)
 
     def time(self, name: str, direction: str, run: Callable[[], Any]) -> Any:
         if not ON_GPUS:
             dist.all_reduce(self.token, group=self.peer.group)
             started = time.perf_counter()
             result = run()
-            self.marks.setdefault((name, direction), []).append((started, time.perf_counter()))
+            self.taken.setdefault((name, direction), []).append(OnHost(1e3 * (time.perf_counter() - started)))
             return result
         if len(self.ends) > 1:  # else queues fill up, and a host that waits for room seems slow
-            self.ends[-2].synchronize()
+            self.ends[0].synchronize()
         if self.cycles:
             torch.cuda._sleep(self.cycles)
         dist.all_reduce(self.token, group=self.peer.group)  # last: no GPU starts before the other, whichever host comes late
@@ -72,21 +80,21 @@ class Clock:
         began = time.perf_counter()
         result = run()
         self.host.setdefault((name, direction), []).append(1e3 * (time.perf_counter() - began))
-        self.late.setdefault((name, direction), []).append(start.query())  # type: ignore[no-untyped-call]
+        late = start.query()  # type: ignore[no-untyped-call]
         end.record()
         self.ends.append(end)
-        self.marks.setdefault((name, direction), []).append((start, end))
+        self.taken.setdefault((name, direction), []).append(Taken(start, end, late))
         return result
 
-    def times(self) -> tuple[Times, dict[tuple[str, str], tuple[float, float]]]:
-        """Medians and quartiles of the slowest rank, over the rounds in which no GPU waited for its host."""
+    def times(self) -> tuple[Times, Times, dict[tuple[str, str], int]]:
+        """Medians, quartiles of the slowest rank, and over how many rounds: those in which no GPU waited for its host."""
         if ON_GPUS:
             torch.cuda.synchronize()
         found: Times = {}
-        spread = {}
-        for key, pairs in self.marks.items():
-            ms = [a.elapsed_time(b) if ON_GPUS else 1e3 * (b - a) for a, b in pairs]
-            mine = torch.tensor([ms, self.late.get(key, [False] * len(ms))], device=self.device)
+        spread: Times = {}
+        counted = {}
+        for key, runs in self.taken.items():
+            mine = torch.tensor([[run.ms for run in runs], [run.late for run in runs]], device=self.device)
             everyone = [torch.empty_like(mine) for _ in range(self.peer.world)]
             dist.all_gather(everyone, mine, group=self.peer.group)
             table, late = torch.stack(everyone, 1)
@@ -94,7 +102,8 @@ class Clock:
             slowest = table.max(0).values
             low, middle, high = torch.quantile(slowest, slowest.new_tensor([0.25, 0.5, 0.75])).tolist()
             found[key], spread[key] = (middle, table.mean(0).quantile(0.5).item()), (low, high)
-        return found, spread
+            counted[key] = len(slowest)
+        return found, spread, counted
 
 
 def in_time(late: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
             got = clock.time(name, "forward", runs[name].forward)
             given = results["attention"] if name == "communication" else got
             clock.time(name, "backward", partial(runs[name].backward, *given))
-    times, spread = clock.times()
+    times, spread, counted = clock.times()
     traffic = {
         **dict.fromkeys(("gated", KEPT, "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),
         "ring": (zigzag, "ring"),
@@ -161,7 +161,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     }
     rows = [
         {
-            **row(rank, name, *traffic[name], times, len(clock.marks[name, "forward"])),
+            **row(rank, name, *traffic[name], times, counted[name, "forward"]),
             **quartiles(spread, name),
             **host(clock, name),
         }

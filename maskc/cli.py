@@ -160,8 +160,10 @@ def explain_command(a: argparse.Namespace) -> int:
 
         print(write_explain(a.html, a.target, a.inputs, a.gallery))
         return OK
-    if a.html is not None or a.gallery:
-        raise error("M540", "explain writes JSON or a page, not both; --gallery goes with --html FILE")
+    if a.html is not None:
+        raise error("M540", f"explain writes JSON or a page, not both --json and --html {a.html}")
+    if a.gallery:
+        raise error("M540", "--gallery goes with --html FILE")
     if a.target is None:
         raise error("M540", "explain needs a mask or a code")
     if code:

@@ -40,8 +40,8 @@ def build_table(
 def _build(
     decl: InputDecl, source: SetSource, checks: Checks, device: torch.device, of_item: str = ""
 ) -> tuple[SegmentTable, int | None]:
-    if (few := _of_few(source)) is not None:
-        return few, None
+    if (table := _of_few(source)) is not None:
+        return table, None
     what = _named(decl, source, of_item)
     match source.form:
         case "lengths":

@@ -281,6 +281,7 @@ class KeyBuffer:
 
     @cached_property
     def _leaving(self) -> Leaving:
+        """See `way_of_gradients`. "given" counts where a kernel has all of their sum; else they are pushed by pieces."""
         both = self.transport.takes is not None
         return way_of_gradients(self.plan, self._row_bytes, self.rate, self._speed) if both else "by pieces"
 
