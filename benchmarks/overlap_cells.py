@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.masks import mask_case, vectors_of
 from maskc.boundary import BoundaryVectors
-from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, visit_order
+from maskc.runtime.overlap_plan import OverlapPlan, overlap_plan, plan_visits
 from maskc.runtime.plan import AttentionPlan, plan
 from maskc.runtime.plan_arguments import Order
 
@@ -73,4 +73,4 @@ def everything_gathered(cell: Cell) -> tuple[Problem, OverlapPlan]:
     """Dual-chunk assignment; every rank gets every chunk."""
     made = problem(cell, "zigzag")
     everything = [frozenset(range(made.p.keys.chunk_count))] * cell.world
-    return made, visit_order(made.p.keys, everything, made.order.rank, cell.world)
+    return made, plan_visits(made.p.keys, everything, made.order.rank, cell.world)

@@ -25,7 +25,7 @@ from benchmarks.octets import from_octets
 from maskc.runtime import driver_api
 from maskc.runtime.copies import copy
 from maskc.runtime.layout import Layout
-from maskc.runtime.overlap_plan import Cut, OverlapPlan, visit_order
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, plan_visits
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Epochs, Turn, Word
 from maskc.runtime.transport import KeyShape, Pair, by_chunk
@@ -56,7 +56,7 @@ def part_of(p: AttentionPlan, rank: int) -> Part:
     everything = frozenset(range(p.keys.chunk_count))
     needed = [p.needed(r) if p.prune else everything for r in range(p.world)]
     size = p.node_size
-    order = visit_order(p.keys, needed, rank, size if p.hierarchical else p.world)
+    order = plan_visits(p.keys, needed, rank, size if p.hierarchical else p.world)
     slots = tuple(replace(s, source=p.keys.owner[s.chunk], across=False) for s in order.slots)
     foreign = [s for s in order.pulls if p.keys.owner[s.chunk] // size != rank // size]
     across = frozenset(s.chunk for s in foreign if not p.hierarchical or s.source == p.keys.owner[s.chunk])

@@ -155,7 +155,7 @@ def overlap_plan(
         mask, rows = plan.parts[part], plan.rows.chunks_of(rank)
         own = sum(1 << c for c in plan.keys.chunks_of(rank))
         turns = turns_of_chunks([(mask.need[r], mask.workloads[r]) for r in rows], own, plan.keys.chunk_count)
-    made = visit_order(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world, turns)
+    made = plan_visits(plan.keys, needed, rank, plan.node_size if plan.hierarchical else plan.world, turns)
     return replace(made, work=_row_work(plan, rank, part, of_queries, masks))
 
 
@@ -184,7 +184,7 @@ def turns_of_chunks(rows: Sequence[tuple[int, int]], own: int, count: int) -> tu
     return tuple(turns)
 
 
-def visit_order(
+def plan_visits(
     keys: Layout, needed: Sequence[frozenset[int]], rank: int, node_size: int, turns: Sequence[int] = ()
 ) -> OverlapPlan:
     """Own chunks, then those of ranks of the node, then those from outside, first the ones this rank brings in itself.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from maskc.runtime.layout import Layout
-from maskc.runtime.overlap_plan import OverlapPlan, visit_order
+from maskc.runtime.overlap_plan import OverlapPlan, plan_visits
 from maskc.runtime.protocol import (
     HALVES,
     Attend,
@@ -31,7 +31,7 @@ Mutation = Callable[[Program], Program]
 def plans(owner: Sequence[int], needed: Sequence[set[int]]) -> list[OverlapPlan]:
     world = len(needed)
     keys = Layout(world, tuple(range(len(owner) + 1)), tuple(owner))
-    return [visit_order(keys, [frozenset(n) for n in needed], rank, world) for rank in range(world)]
+    return [plan_visits(keys, [frozenset(n) for n in needed], rank, world) for rank in range(world)]
 
 
 CASES = {

@@ -28,7 +28,7 @@ from maskc.runtime.overlap_order import (
     soonest_backward,
     steady_backward,
 )
-from maskc.runtime.overlap_plan import OverlapPlan, joined, overlap_plan, visit_order
+from maskc.runtime.overlap_plan import OverlapPlan, joined, overlap_plan, plan_visits
 from maskc.runtime.overlap_sum import GradientSum
 from maskc.runtime.overlap_tables import (
     Units,
@@ -327,7 +327,7 @@ def test_tiles_come_as_they_lie_where_the_cache_cannot_hold_their_rows(
 def test_multiprocessors_are_left_to_sums_where_they_pay() -> None:
     """By how long the kernel takes, with 1 MB of gradients summed over four CTAs: 5 MB."""
     keys = Layout(2, (0, 1024, 2048), (0, 1))
-    o = visit_order(keys, (frozenset({0}), frozenset({0, 1})), 1, 2)
+    o = plan_visits(keys, (frozenset({0}), frozenset({0, 1})), 1, 2)
     spec = select_backward(MaskForm(lts=True), 128, "bf16")
     arrivals = 0.0, 50e-6
 

@@ -15,7 +15,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.overlap import Overlapped
 from maskc.runtime.overlap_grads import departing, reports
 from maskc.runtime.overlap_kernels import TICK
-from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, visit_order
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, plan_visits
 from maskc.runtime.protocol import Departure, Tell, Word, at_once, by_pieces
 from maskc.runtime.symmetric import Symmetric
 from maskc.runtime.transport import HostQueues, KeyShape
@@ -30,7 +30,7 @@ SHAPE = KeyShape(2, 4, 8, 8, torch.float32)
 def plans(needed: Sequence[int]) -> list[OverlapPlan]:
     """needed: the chunks that rank 0 sees; the others see their own."""
     own = [frozenset(KEYS.chunks_of(r)) for r in range(3)]
-    return [visit_order(KEYS, [frozenset(needed), *own[1:]], rank, 3) for rank in range(3)]
+    return [plan_visits(KEYS, [frozenset(needed), *own[1:]], rank, 3) for rank in range(3)]
 
 
 def rank_0(which: int = 0) -> tuple[Overlapped, Symmetric]:

@@ -24,7 +24,7 @@ from maskc.runtime.overlap_order import (
     masks_of_heads,
     soonest_forward,
 )
-from maskc.runtime.overlap_plan import FEW_HEADS, joined, overlap_plan, turns_of_chunks, visit_order
+from maskc.runtime.overlap_plan import FEW_HEADS, joined, overlap_plan, plan_visits, turns_of_chunks
 from maskc.runtime.plan import plan
 from tests.dist.cases import FORMS, Case, vectors
 
@@ -45,7 +45,7 @@ def problems(draw: st.DrawFn) -> tuple[Layout, list[frozenset[int]], int]:
 def test_every_needed_chunk_once_own_ones_first(problem: tuple[Layout, list[frozenset[int]], int]) -> None:
     keys, needed, node_size = problem
     for rank in range(keys.world):
-        p = visit_order(keys, needed, rank, node_size)
+        p = plan_visits(keys, needed, rank, node_size)
         visited = [s.chunk for s in p.slots]
         assert sorted(visited) == sorted(needed[rank])
         assert all(keys.owner[c] == rank for c in visited[: p.own])
@@ -57,7 +57,7 @@ def test_every_needed_chunk_once_own_ones_first(problem: tuple[Layout, list[froz
 def test_joined_slots_are_one_piece_at_both_ends(problem: tuple[Layout, list[frozenset[int]], int], rows: int) -> None:
     keys, needed, _ = problem
     for rank in range(keys.world):
-        plain = visit_order(keys, needed, rank, keys.world)
+        plain = plan_visits(keys, needed, rank, keys.world)
         p = joined(plain, keys, rows)
         assert p.columns == plain.columns
         assert p.slots[: p.own] == plain.slots[: plain.own]
@@ -76,7 +76,7 @@ def test_joined_slots_are_one_piece_at_both_ends(problem: tuple[Layout, list[fro
 def test_the_buffer_is_tiled_from_right_to_left(problem: tuple[Layout, list[frozenset[int]], int]) -> None:
     keys, needed, node_size = problem
     for rank in range(keys.world):
-        p = visit_order(keys, needed, rank, node_size)
+        p = plan_visits(keys, needed, rank, node_size)
         stop = p.rows
         for slot in p.slots:
             assert slot.rows == keys.size_of(slot.chunk)
@@ -90,7 +90,7 @@ def test_the_buffer_is_tiled_from_right_to_left(problem: tuple[Layout, list[froz
 @given(problems())
 def test_chunks_enter_a_node_once_and_come_from_a_rank_that_has_them(problem: tuple[Layout, list[frozenset[int]], int]) -> None:
     keys, needed, node_size = problem
-    plans = [visit_order(keys, needed, rank, node_size) for rank in range(keys.world)]
+    plans = [plan_visits(keys, needed, rank, node_size) for rank in range(keys.world)]
     entered: list[tuple[int, int]] = []
     for p in plans:
         entered += [(p.rank // node_size, s.chunk) for s in p.pulls if s.across]
@@ -107,7 +107,7 @@ def test_chunks_enter_a_node_once_and_come_from_a_rank_that_has_them(problem: tu
 @given(problems(), st.integers(1, 12))
 def test_blocks_name_the_slots_that_their_keys_lie_in(problem: tuple[Layout, list[frozenset[int]], int], block: int) -> None:
     keys, needed, node_size = problem
-    p = visit_order(keys, needed, 0, node_size)
+    p = plan_visits(keys, needed, 0, node_size)
     slot_of = {row: i for i, s in enumerate(p.slots) for row in range(s.start, s.start + s.rows)}
     table = p.block_slots(block)
     assert len(table) == -(-p.rows // block)
@@ -138,7 +138,7 @@ def test_turns_come_before_the_cyclic_order_and_after_the_way(
     keys, needed, node_size = problem
     turns = data.draw(st.lists(st.integers(0, 3), min_size=keys.chunk_count, max_size=keys.chunk_count))
     for rank in range(keys.world):
-        plain, p = (visit_order(keys, needed, rank, node_size, t) for t in ((), turns))
+        plain, p = (plan_visits(keys, needed, rank, node_size, t) for t in ((), turns))
         assert sorted(s.chunk for s in p.slots) == sorted(s.chunk for s in plain.slots)
         assert p.own == plain.own
         near = [keys.owner[s.chunk] // node_size == rank // node_size for s in p.pulls]
@@ -174,7 +174,7 @@ def test_few_key_heads_get_chunks_document_by_document(heads_kv: int) -> None:
     order = overlap_plan(p, 0)
     assert sum(w.rows for w in order.work) == 512 * heads
     documents = [c // 4 for c in (s.chunk for s in order.pulls)]
-    plain = visit_order(p.keys, [p.needed(r) for r in range(2)], 0, 2)
+    plain = plan_visits(p.keys, [p.needed(r) for r in range(2)], 0, 2)
     if heads_kv == 1:
         assert documents == sorted(documents) or documents == sorted(documents, reverse=True)
     else:

@@ -27,7 +27,7 @@ from maskc.runtime.layout import Layout
 from maskc.runtime.link import ALIGNMENT, BUFFERS, KINDS, Link, Room, SharedFile, link_of, words_size
 from maskc.runtime.overlap import STOPPED
 from maskc.runtime.overlap_grads import Owners, Told, places, reports
-from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, overlap_plan, visit_order
+from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, overlap_plan, plan_visits
 from maskc.runtime.plan import plan
 from maskc.runtime.protocol import Word
 from maskc.runtime.symmetric import Symmetric, most_rows, room_of
@@ -44,7 +44,7 @@ def plans(draw: st.DrawFn) -> tuple[Layout, list[OverlapPlan], KeyShape]:
     needed = [frozenset(draw(st.sets(st.integers(0, len(sizes) - 1)))) for _ in range(world)]
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
     shape = KeyShape(draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 5)), draw(st.integers(1, 5)), dtype)
-    return keys, [visit_order(keys, needed, r, world) for r in range(world)], shape
+    return keys, [plan_visits(keys, needed, r, world) for r in range(world)], shape
 
 
 def transports(keys: Layout, made: list[OverlapPlan], shape: KeyShape) -> list[Symmetric]:
