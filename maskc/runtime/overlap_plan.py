@@ -223,7 +223,13 @@ def joined(plan: OverlapPlan, keys: Layout, rows: int) -> OverlapPlan:
     slots = list(plan.slots[: plan.own])
     for s in plan.pulls:
         last = slots[-1] if len(slots) > plan.own else None
-        if last is not None and last.source == s.source and behind.get(last.chunk) == s.chunk and last.rows < rows:
+        if (
+            last is not None
+            and last.source == s.source
+            and last.start == s.start + s.rows  # others' slots may be left out of `plan`
+            and behind.get(last.chunk) == s.chunk
+            and last.rows < rows
+        ):
             slots[-1] = replace(s, rows=s.rows + last.rows, joined=(*s.chunks, *last.chunks))
         else:
             slots.append(s)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from maskc.diagnostics import MaskcError
 from maskc.runtime import overlap_kernels
 from maskc.runtime.layout import Layout
 from maskc.runtime.overlap import Overlapped
-from maskc.runtime.overlap_grads import departing, reports
+from maskc.runtime.overlap_grads import Gradients, departing, reports
 from maskc.runtime.overlap_kernels import TICK
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, joined, plan_visits
 from maskc.runtime.protocol import Departure, Tell, Word, at_once, by_pieces
@@ -73,6 +75,35 @@ def test_what_leaves_at_once_is_a_copy_for_each_run_of_neighbours() -> None:
         found = {d.owner: departing(plan, cut, d.pieces, KEYS) for d in at_once(plan, 2)}
         assert {owner: sorted(slot.chunks for slot, _ in copies) for owner, copies in found.items()} == runs
         assert all(heads == slice(0, 4) for copies in found.values() for _, heads in copies)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("way", [by_pieces, at_once], ids=["pieces", "at once"])
+def test_every_row_arrives_where_its_owner_adds_it_up(way: Callable[[OverlapPlan, int], Sequence[Departure]], seed: int) -> None:
+    """In whatever order chunks of several owners lie in the buffer: a copy of neighbours takes no rows of others along."""
+    drawn = random.Random(seed)
+    made = plans(range(7))
+    made[0] = shuffled(made[0], drawn)
+    first, *owners = transports(KEYS, made, SHAPE)
+    running = Overlapped(made[0], KEYS, SHAPE, first, HostQueues(), CPU)
+    rows = running._results[0].rows
+    grads = [torch.randn(1, SHAPE.batch, SHAPE.heads, rows, SHAPE.dim_k) for _ in range(2)]
+    for departure in way(running.backward_cut.plan, running.backward_cut.groups):
+        running.push(departure.pieces, Gradients(torch.empty(0), *grads))
+    for slot in made[0].pulls:
+        at = running.result_rows(slot).start
+        for there, mine in zip(owners[slot.source - 1].staged(0, slot.chunk), grads, strict=True):
+            assert torch.equal(there[:, :, : slot.rows], mine[0][:, :, at : at + slot.rows])
+
+
+def shuffled(plan: OverlapPlan, drawn: random.Random) -> OverlapPlan:
+    """The same keys, those of others in another order."""
+    foreign, slots, at = list(plan.pulls), list(plan.slots[: plan.own]), plan.slots[plan.own - 1].start
+    drawn.shuffle(foreign)
+    for slot in foreign:
+        at -= slot.rows
+        slots.append(replace(slot, start=at))
+    return replace(plan, slots=tuple(slots))
 
 
 @pytest.mark.parametrize("way", ["by pieces", "at once"])
