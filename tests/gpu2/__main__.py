@@ -1,10 +1,10 @@
-"""`python -m tests.gpu2 --limit SECONDS --out FILE`: two ranks on two GPUs, one process a GPU, over NCCL.
+"""`python -m tests.gpu2 --limit SECONDS --out FILE`: ranks on as many GPUs, one process a GPU, over NCCL.
 
-Pairs of processes share the cases over NCCL, others those that give keys into each other's memory; a pair that hangs or
-dies is replaced. Many calls in a row and faults have pairs of their own, two devices in one process a last kind; all run
-beside each other, for nothing here is timed. The record is written as results come. Without two GPUs: nothing, unless
---host, which runs the same over Gloo on small sizes, or --shared, which runs all but two devices in one process on one GPU,
-over NCCL or Gloo.
+Groups of processes share the cases over NCCL, others those that give keys into each other's memory; a group that hangs or
+of which a process dies is replaced. Many calls in a row and faults have groups of their own, two devices in one process a
+last kind; all run beside each other, for nothing here is timed. The record is written as results come. Without the GPUs:
+nothing, unless --host, which runs the same over Gloo on small sizes, or --shared, which runs all but two devices in one
+process on one GPU, over NCCL or Gloo.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.digest import digests
 from benchmarks.machine import machine
@@ -82,19 +84,19 @@ class Worker:
 
 
 def rendezvous() -> str:
-    return tempfile.mktemp(prefix="maskc-pair-")
+    return tempfile.mktemp(prefix="maskc-ranks-")
 
 
-def new_pair() -> list[Worker]:
+def new_group() -> list[Worker]:
     path = rendezvous()
-    return [Worker("pair", rank, path, GROUP_SECONDS) for rank in range(place.WORLD)]
+    return [Worker("cases", rank, path, GROUP_SECONDS) for rank in range(place.world())]
 
 
-def run_pair(
-    numbered: list[tuple[int, cases.PairCase]], deadline: float, compiled: Future[Any] | None, found: Callable[[Record], None]
+def run_cases(
+    numbered: list[tuple[int, cases.GroupCase]], deadline: float, compiled: Future[Any] | None, found: Callable[[Record], None]
 ) -> None:
     """compiled: what the first cases wait for, while the processes start."""
-    workers = new_pair() if numbered else []
+    workers = new_group() if numbered else []
     fresh = True
     if compiled is not None:
         wait([compiled], max(0.0, deadline - time.monotonic()))
@@ -112,7 +114,7 @@ def run_pair(
         wrong = [p for p, a in zip(problems, answers, strict=True) if a is None or a["problem"]]
         if any(a is None or a.get("lost") for a in answers):
             wrong += [worker.end() for worker in workers]
-            workers, fresh = new_pair(), True
+            workers, fresh = new_group(), True
         found({"name": case.name, "problem": "; ".join(wrong), "seconds": round(time.monotonic() - now, 3)})
     for worker in workers:
         worker.end()
@@ -123,9 +125,10 @@ def run_fault(name: str, deadline: float) -> Record:
     made, path, started = faults.FAULTS[name], rendezvous(), time.monotonic()
     if deadline - started < FAULT_SECONDS:
         return {"name": f"fault/{name}", "problem": NOT_RUN, "seconds": 0.0}
-    workers = [Worker("fault", name, r, path, faults.GROUP_SECONDS, blocking=made.blocking) for r in range(place.WORLD)]
+    workers = [Worker("fault", name, r, path, faults.GROUP_SECONDS, blocking=made.blocking) for r in range(place.world())]
     problems = []
-    for rank, (worker, wanted) in enumerate(zip(workers, made.codes, strict=True)):
+    for rank, worker in enumerate(workers):
+        wanted = made.code(rank)
         if wanted is None:
             continue
         got = worker.answer(min(deadline, started + START_SECONDS + 3 * faults.GROUP_SECONDS))
@@ -154,7 +157,7 @@ def run_soak(deadline: float, calls: int, queues: int) -> Record:
     path, started = rendezvous(), time.monotonic()
     more = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
     until = deadline - ENDING_SECONDS
-    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, until, more=more) for rank in range(place.WORLD)]
+    workers = [Worker("soak", rank, path, GROUP_SECONDS, calls, until, more=more) for rank in range(place.world())]
     answers = [worker.answer(deadline) for worker in workers]
     last = [worker.end() for worker in workers]
     problems = [a["problem"] if a else f"no answer: {e}" for a, e in zip(answers, last, strict=True)]
@@ -197,6 +200,7 @@ class Report:
         record = {
             **machine(),
             "gpus": place.gpus(),
+            "ranks": place.world(),
             "over": place.backend(),
             **self._about(),
             "passed": len(self._cases) - failed,
@@ -211,24 +215,28 @@ class Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="ranks, two or more; all GPUs that there are, else 2")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path("gpu2.json"))
     parser.add_argument("--match", default="", help="run what this regular expression finds in the name of")
     parser.add_argument("--soak", type=int, default=1000, help="calls in a row with random masks and delays")
-    parser.add_argument("--parallel", type=int, default=0, help="pairs of processes at a time; 3 on the host, else 24")
-    parser.add_argument("--pairs", type=int, default=1, help="pairs that share the cases of a kind")
+    parser.add_argument("--parallel", type=int, default=0, help="groups of processes at a time; 3 on the host, else 24")
+    parser.add_argument("--groups", type=int, default=1, help="of processes that share the cases of a kind")
     parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
-    parser.add_argument("--shared", choices=("nccl", "gloo"), help="both ranks on one GPU, the group over this")
+    parser.add_argument("--shared", choices=("nccl", "gloo"), help="all ranks on one GPU, the group over this")
     parser.add_argument("--left", type=int, default=0, help="multiprocessors that gated kernels leave to copies, if shared")
     args = parser.parse_args()
+    if args.gpus == 1:
+        parser.error("--gpus 1: two or more")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts, and children could not use it
     if args.shared:
         os.environ.update({place.SHARED: args.shared, place.LEFT: str(args.left)})
+    os.environ[place.RANKS] = str(args.gpus or max(2, 0 if args.shared else torch.cuda.device_count()))
     if not place.gpus() and not args.host:
-        print("skipped: needs two GPUs")
+        print(f"skipped: needs {place.world()} GPUs")
         return 0
     started = time.monotonic()
     deadline = started + max(5.0, args.limit - ENDING_SECONDS)
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts, and children could not use it
     PROCESSES.set_forkserver_preload(["tests.gpu2.worker"])
     wanted = re.compile(args.match).search
     numbered = [(i, c) for i, c in enumerate(cases.all_cases()) if wanted(c.name)]
@@ -244,8 +252,8 @@ def main() -> int:
         compiled = None if args.host else pool.submit(cases.compile_for, needed)
         ways = [(i, c) for i, c in numbered if c.strategy in DIRECT], [(i, c) for i, c in numbered if c.strategy not in DIRECT]
         running = [
-            pool.submit(run_pair, way[share :: args.pairs], deadline, compiled, report.add)
-            for share in range(args.pairs)
+            pool.submit(run_cases, way[share :: args.groups], deadline, compiled, report.add)
+            for share in range(args.groups)
             for way in ways
         ]
         running += [pool.submit(lambda w=which: report.add(run_soak(deadline, *w))) for which in soaks]  # type: ignore[misc]

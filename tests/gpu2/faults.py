@@ -1,4 +1,4 @@
-"""A rank that disagrees, refuses, dies or stalls: what the other one must get, and in what time."""
+"""Rank 1 disagrees, refuses, dies or stalls: what the others must get, and in what time."""
 
 from __future__ import annotations
 
@@ -27,14 +27,20 @@ HEAD_DIM = 64
 
 @dataclass(frozen=True)
 class Fault:
-    """codes: what each rank must raise; None for one that is not there any more. blocking: torch's waits raise. latest:
-    seconds by which a rank must have its error. ways: by which gradients leave each rank, if between GPUs."""
+    """codes: what rank 1 must raise, behind what the others must; None where it is not there any more. blocking: torch's waits
+    raise. latest: seconds by which a rank must have its error. ways: likewise, by which gradients leave, if between GPUs."""
 
     act: Callable[[int, Any], None]
     codes: tuple[str | None, str | None]
     blocking: bool = True
     latest: float = LATEST
     ways: tuple[Leaving, Leaving] = ("given", "given")
+
+    def code(self, rank: int) -> str | None:
+        return self.codes[rank == 1]
+
+    def way(self, rank: int) -> Leaving:
+        return self.ways[rank == 1]
 
 
 def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather", q: Any = None) -> torch.Tensor:
@@ -49,13 +55,15 @@ def call(rank: int, group: Any, lengths: list[int], strategy: str = "all-gather"
     return out
 
 
-BATCH, OTHER = [300, 724], [400, 624]
+def batch(first: int = 300) -> list[int]:
+    """Two documents, of which the first has so many rows."""
+    return [first, 512 * place.world() - first]
 
 
 def sources() -> Iterator[CudaSource]:
-    for lengths in ([1024], BATCH):
-        spec = maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=1024, nk=1024)
-        p = maskc.plan(spec, world_size=place.WORLD, chunk=128, order="zigzag")
+    for lengths in ([sum(batch())], batch()):
+        spec = maskc.compile_text(DOC).bind(doc=maskc.segments(lengths=lengths), nq=sum(lengths), nk=sum(lengths))
+        p = maskc.plan(spec, world_size=place.world(), chunk=128, order="zigzag")
         yield from cases.sources(spec, p, ("all-gather", "gated"), HEAD_DIM)
 
 
@@ -67,55 +75,57 @@ def settle() -> None:
 def warm(rank: int, group: Any) -> None:
     """Kernels are compiled and the ranks connected, so that the time of a fault is its own. Not of the same batch: on one
     that they have agreed on ranks do not compare again."""
-    for strategy, lengths in product(("all-gather", "gated"), ([1024], OTHER)):
+    for strategy, lengths in product(("all-gather", "gated"), ([sum(batch())], batch(400))):
         call(rank, group, lengths, strategy).float().sum().backward()
     settle()
 
 
 def other_documents(rank: int, group: Any) -> None:
-    call(rank, group, BATCH if rank == 0 else [301, 723])
+    call(rank, group, batch(300 + (rank == 1)))
 
 
 def other_documents_direct(rank: int, group: Any) -> None:
-    call(rank, group, BATCH if rank == 0 else [301, 723], "gated")
+    call(rank, group, batch(300 + (rank == 1)), "gated")
 
 
 def other_strategy(rank: int, group: Any) -> None:
-    call(rank, group, BATCH, "ring" if rank == 0 else "staged")
+    call(rank, group, batch(), "staged" if rank == 1 else "ring")
 
 
 def refuses(rank: int, group: Any) -> None:
-    call(rank, group, BATCH, q=None if rank == 0 else torch.zeros(1, 3, 2, HEAD_DIM, device=place.device(), dtype=torch.bfloat16))
+    wrong = torch.zeros(1, 3, 2, HEAD_DIM, device=place.device(), dtype=torch.bfloat16)
+    call(rank, group, batch(), q=wrong if rank == 1 else None)
 
 
 def no_tensor(rank: int, group: Any) -> None:
-    call(rank, group, BATCH, q=None if rank == 0 else "q")
+    call(rank, group, batch(), q="q" if rank == 1 else None)
 
 
 def on_the_host(rank: int, group: Any) -> None:
     """Tensors where the group cannot send from."""
-    spec = maskc.compile("std:causal").bind(nq=512, nk=512)
-    x = torch.zeros(1, 256, 2, HEAD_DIM, device=place.device() if rank == 0 else "cpu", dtype=torch.bfloat16)
+    n = 256 * place.world()
+    spec = maskc.compile("std:causal").bind(nq=n, nk=n)
+    x = torch.zeros(1, 256, 2, HEAD_DIM, device="cpu" if rank == 1 else place.device(), dtype=torch.bfloat16)
     maskc.run(spec, x, x, x, group)
 
 
 def killed_before(rank: int, group: Any) -> None:
     if rank == 1:
         os._exit(1)
-    call(rank, group, BATCH)
+    call(rank, group, batch())
 
 
 def killed_before_direct(rank: int, group: Any) -> None:
     """Of a batch that the ranks have agreed on, so that no host waits for the other one."""
     if rank == 1:
         os._exit(1)
-    call(rank, group, OTHER, "gated")
+    call(rank, group, batch(400), "gated")
     settle()
-    call(rank, group, OTHER, "gated")
+    call(rank, group, batch(400), "gated")
 
 
 def killed_between(rank: int, group: Any) -> None:
-    out = call(rank, group, BATCH)
+    out = call(rank, group, batch())
     if rank == 1:
         os._exit(1)
     out.float().sum().backward()
@@ -123,37 +133,37 @@ def killed_between(rank: int, group: Any) -> None:
 
 def killed_between_direct(rank: int, group: Any) -> None:
     """No host waits in the step: gradients become NaN in time, and the next call raises."""
-    out = call(rank, group, BATCH, "gated")
+    out = call(rank, group, batch(), "gated")
     settle()
     if rank == 1:
         os._exit(1)
     out.float().sum().backward()
     settle()
-    call(rank, group, BATCH, "gated")
+    call(rank, group, batch(), "gated")
 
 
 def stalls(rank: int, group: Any) -> None:
     if rank == 1:
         time.sleep(3 * GROUP_SECONDS)
         os._exit(1)
-    call(rank, group, BATCH)
+    call(rank, group, batch())
 
 
 def stalls_direct(rank: int, group: Any) -> None:
-    """Rank 1 goes on when rank 0 has given up, and must hear of it."""
-    out = call(rank, group, BATCH, "gated")
+    """Rank 1 goes on when the others have given up, and must hear of it."""
+    out = call(rank, group, batch(), "gated")
     settle()
     if rank == 1:
         time.sleep(LATEST)
     out.float().sum().backward()
     settle()
-    call(rank, group, BATCH, "gated")
+    call(rank, group, batch(), "gated")
 
 
 def not_allowed(rank: int, group: Any) -> None:
-    """Without torch's leave two ranks do not share memory of one GPU; more of it is asked for here."""
+    """Without torch's leave ranks do not share memory of one GPU; more of it is asked for here."""
     os.environ.pop(place.LEAVE)
-    call(rank, group, [2048, 2048], "gated")
+    call(rank, group, [2048 * place.world()], "gated")
 
 
 FAULTS = {

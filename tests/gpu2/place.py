@@ -1,6 +1,6 @@
-"""Where the two ranks are: a GPU each, both on one GPU, or on the host.
+"""Where the ranks are, two or more: a GPU each, all on one GPU, or on the host.
 
-On one GPU their processes run in turn, some milliseconds each. torch then lets both take memory on it that the other reads;
+On one GPU their processes run in turn, some milliseconds each. torch then lets all take memory on it that the others read;
 to NCCL, which wants a GPU a rank, each claims a host of its own: what they send goes through a socket.
 """
 
@@ -13,7 +13,8 @@ import torch
 
 from maskc.runtime import overlap
 
-WORLD = 2
+RANKS = "MASKC_RANKS"
+"""In the environment: how many; 2 where it says nothing."""
 SHARED = "MASKC_SHARED_GPU"
 """In the environment of ranks that share one GPU: the backend of their group."""
 LEAVE = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
@@ -22,10 +23,15 @@ LEFT = "MASKC_SHARED_LEFT"
 
 
 @cache
+def world() -> int:
+    return int(os.environ.get(RANKS, "2"))
+
+
+@cache
 def gpus() -> int:
-    """That the ranks use: 2, 1 or 0."""
+    """That the ranks use: one each, one, or none."""
     found = torch.cuda.device_count()
-    return min(found, 1) if SHARED in os.environ else WORLD * (found >= WORLD)
+    return min(found, 1) if SHARED in os.environ else world() * (found >= world())
 
 
 @cache
@@ -40,7 +46,7 @@ def backend() -> str:
 
 def enter(rank: int) -> None:
     """Before this process uses its GPU or its group."""
-    if gpus() == WORLD:
+    if gpus() == world():
         torch.cuda.set_device(rank)
     elif gpus():
         os.environ.update({LEAVE: "1", "NCCL_HOSTID": f"rank {rank}"})

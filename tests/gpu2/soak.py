@@ -47,16 +47,17 @@ class Call:
 
 
 def masks(host: bool = False) -> Iterator[tuple[BoundMask, AttentionPlan]]:
-    """Of the calls, the same on both ranks. Some keep keys for their backward."""
+    """Of the calls, the same on all ranks. Some keep keys for their backward; to some come keys that no row sees."""
     for number, name in enumerate(MASKS):
-        n = (64, 61)[number % 2] if host else (1024, 1500, 2048)[number % 3]
+        n = ((64, 61)[number % 2] if host else (1024, 1500, 2048)[number % 3]) * place.world() // 2
         found = suite_mask(name, n, n, random.Random(number))
         assert found is not None
         path, inputs = found
         spec = maskc.compile(path).bind(nq=n, nk=n, **inputs)
         order = ("balanced", "zigzag", "contiguous")[number % 3]
-        kept = number % 4 == 3
-        yield spec, maskc.plan(spec, world_size=2, chunk=8 if host else 128, order=order, keep_keys=kept)  # type: ignore[arg-type]
+        kept, prune = number % 4 == 3, order != "contiguous"
+        chunk, world = 8 if host else 128, place.world()
+        yield spec, maskc.plan(spec, world_size=world, chunk=chunk, order=order, prune=prune, keep_keys=kept)  # type: ignore[arg-type]
 
 
 def sources() -> Iterator[CudaSource]:
@@ -92,7 +93,8 @@ def on_engines(calls: list[Call], group: Any) -> str:
 def run(rank: int, group: Any, count: int, until: float) -> tuple[str, int]:
     """ "" when all results are the same bits, and of how many calls.
 
-    The ranks draw the same calls, and delays and ways of gradients of their own.
+    The ranks draw the same calls, many at a time of two masks in turn, which then keep their key buffers, and delays and
+    ways of gradients of their own.
 
     until: time.monotonic() after which no more are begun.
     """
@@ -103,8 +105,9 @@ def run(rank: int, group: Any, count: int, until: float) -> tuple[str, int]:
     done = 0
     while done < count and all_have_time(until, group):
         differ = []
+        drawn = together.choice((calls, together.sample(calls, 2)))
         for _ in range(min(TOGETHER, count - done)):
-            call = together.choice(calls)
+            call = together.choice(drawn)
             time.sleep(alone.random() * LONGEST * (alone.random() < 0.5))
             with leaving(alone.choice(WAYS)):
                 got = call.run(group, "gated")

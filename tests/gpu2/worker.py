@@ -1,6 +1,6 @@
-"""One process: a rank of a pair, or two devices in turn. Each job has one answer, on a pipe.
+"""One process: a rank of a group, or two devices in turn. Each job has one answer, on a pipe.
 
-    pair RANK FILE SECONDS      jobs are numbers of cases, which come by the pipe
+    cases RANK FILE SECONDS      jobs are numbers of cases, which come by the pipe
     soak RANK FILE SECONDS CALLS UNTIL      UNTIL: on the machine's clock, after which no more calls are begun
     fault NAME RANK FILE SECONDS
     devices
@@ -38,27 +38,27 @@ def say(pipe: Pipe, found: dict[str, Any], started: float) -> None:
 
 
 def join(rank: int, path: str, seconds: float) -> Any:
-    """The group of both ranks."""
+    """The group of all ranks."""
     place.enter(rank)
     dist.init_process_group(
         place.backend(),
         init_method=f"file://{path}",
         rank=rank,
-        world_size=place.WORLD,
+        world_size=place.world(),
         timeout=timedelta(seconds=seconds),
     )
     return dist.group.WORLD
 
 
 def told(check: Callable[[], str]) -> dict[str, Any]:
-    """lost: it ended in the middle, so the other rank may be waiting for this one."""
+    """lost: it ended in the middle, so other ranks may be waiting for this one."""
     try:
         return {"problem": check()}
     except Exception as e:
         return {"problem": f"{type(e).__name__}: {str(e)[:300]}", "lost": True}
 
 
-def pair(pipe: Pipe, rank: int, path: str, seconds: float) -> None:
+def run_cases(pipe: Pipe, rank: int, path: str, seconds: float) -> None:
     group = join(rank, path, seconds)
     listed = cases.all_cases() if place.gpus() else [cases.smaller(c) for c in cases.all_cases()]
     while True:
@@ -75,7 +75,7 @@ def fault(pipe: Pipe, name: str, rank: int, path: str, seconds: float) -> None:
     faulthandler.dump_traceback_later(20, file=sys.__stderr__)  # for one that hangs
     made = faults.FAULTS[name]
     try:
-        with leaving(made.ways[rank]):
+        with leaving(made.way(rank)):
             made.act(rank, group)
         if place.gpus():
             torch.cuda.synchronize()
@@ -95,8 +95,8 @@ def main(pipe: Pipe, environment: dict[str, str], errors: str, kind: str, *rest:
     if not place.gpus():
         torch.set_num_threads(1)
     match kind:
-        case "pair":
-            pair(pipe, int(rest[0]), rest[1], float(rest[2]))
+        case "cases":
+            run_cases(pipe, int(rest[0]), rest[1], float(rest[2]))
         case "soak":
             group, started = join(int(rest[0]), rest[1], float(rest[2])), time.monotonic()
             found: list[int] = []

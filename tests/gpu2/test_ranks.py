@@ -1,4 +1,4 @@
-"""The runner itself: over Gloo everywhere, over NCCL where there are two GPUs."""
+"""The runner itself: over Gloo everywhere, over NCCL where there are two GPUs or more."""
 
 from __future__ import annotations
 
@@ -36,14 +36,20 @@ def test_every_mask_comes_in_every_way() -> None:
     assert {(c.leaving(0), c.leaving(1)) for c in gated} == set(product(WAYS, WAYS))
 
 
-@pytest.mark.parametrize("match", ["09_doc_prefix", "fault/refuses", "fault/killed between, ", "devices", "soak"])
-def test_over_gloo(tmp_path: Path, match: str) -> None:
-    record = run(tmp_path, "--host", "--limit", "120", "--pairs", "2", "--soak", "200", "--match", match)
+TWO = ["09_doc_prefix", "fault/refuses", "fault/killed between, ", "devices", "soak"]
+THREE = ["34_teacher.*/gated|soak"]
+
+
+@pytest.mark.parametrize(("match", "ranks"), [*product(TWO, (2,)), *product(THREE, (3,))])
+def test_over_gloo(tmp_path: Path, match: str, ranks: int) -> None:
+    how = "--host", "--gpus", str(ranks), "--limit", "120", "--groups", "2", "--soak", "100"
+    record = run(tmp_path, *how, "--match", match)
     assert record["passed"]
     assert not record["failed"]
+    assert record["ranks"] == ranks
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two Hopper GPUs")
 def test_over_nccl(tmp_path: Path) -> None:
-    assert run(tmp_path, "--limit", "160", "--pairs", "4")["not_run"] == 0
+    assert run(tmp_path, "--limit", "160", "--groups", "4")["not_run"] == 0
