@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import ModuleType
@@ -84,16 +83,15 @@ class Arguments:
     def placed(self) -> int:
         """Address of the pointers to all arguments, for a launch by this thread at once."""
         everything = b"".join((*self.maps, self.body))
-        key = len(self.maps), len(everything)
-        room = _rooms.known.get(key)
-        if room is None:
-            room = _rooms.known[key] = _Room(*key)
+        room = room_of(len(self.maps), len(everything))
         room.contents[:] = everything
         return room.pointers
 
 
-class _Room:
+class Room:
     """Memory for arguments of such sizes, used by one launch of a thread after another.
+
+    contents: the maps, then the struct. slots: where the maps and the struct lie; pointers: where those addresses do.
 
     Taking addresses is what costs here: each time is an audit event of Python, and hooks on those can be slow.
     """
@@ -104,7 +102,8 @@ class _Room:
         at = -ctypes.addressof(memory) % TENSOR_MAP_BYTES
         self.start = ctypes.addressof(memory) + at
         self.contents = memoryview(memory).cast("B")[at : at + size]
-        self._pointers = (ctypes.c_void_p * (maps + 1))(*(self.start + i * TENSOR_MAP_BYTES for i in range(maps + 1)))
+        self.slots = tuple(self.start + i * TENSOR_MAP_BYTES for i in range(maps + 1))
+        self._pointers = (ctypes.c_void_p * (maps + 1))(*self.slots)
         self.pointers = ctypes.addressof(self._pointers)
 
 
@@ -112,11 +111,19 @@ class _Rooms(threading.local):
     """Of each thread, by sizes."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, int], _Room] = {}
-        self.encoded = _Room(1, TENSOR_MAP_BYTES)
+        self.known: dict[tuple[int, int], Room] = {}
+        self.encoded = Room(1, TENSOR_MAP_BYTES)
 
 
 _rooms = _Rooms()
+
+
+def room_of(maps: int, size: int) -> Room:
+    """This thread's for so many maps and, with the struct, so many bytes."""
+    room = _rooms.known.get((maps, size))
+    if room is None:
+        room = _rooms.known[maps, size] = Room(maps, size)
+    return room
 
 
 def launch(
@@ -139,19 +146,20 @@ def launch(
     """
     device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
     handle = current_handle(device) if stream is None else stream
-    entered = _enter(device.index)
-    try:
+    with context_of(device.index):
         if shared > SHARED_WITHOUT_ASKING:
             kernel.allow_shared(device.index, shared)
-        config = _config(grid, threads, shared, handle, cluster, overlap_previous)
-        _call(_driver().cuLaunchKernelEx, config, kernel.function, arguments.placed(), 0)
-    finally:
-        if entered:
-            _call(_driver().cuCtxPopCurrent)
+        configured = configuration(grid, threads, shared, handle, cluster, overlap_previous)
+        launch_configured(kernel, configured, arguments.placed())
+
+
+def launch_configured(kernel: Kernel, configured: Any, pointers: int) -> None:
+    """`launch` with what `configuration` made, in the current context, with the arguments at these `pointers`."""
+    _call(_driver().cuLaunchKernelEx, configured, kernel.function, pointers, 0)
 
 
 @lru_cache(maxsize=256)
-def _config(grid: Dim3, threads: int, shared: int, stream: int, cluster: Dim3 | None, overlap_previous: bool) -> Any:
+def configuration(grid: Dim3, threads: int, shared: int, stream: int, cluster: Dim3 | None, overlap_previous: bool) -> Any:
     """How a kernel is launched, which the driver only reads: any thread may use it again."""
     config = _driver().CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -356,6 +364,19 @@ def tensor_map(
     return bytes(slot.contents)
 
 
+def replace_address(slot: int, address: int) -> None:
+    """Let the tensor of the encoded map at `slot` lie at `address`, a multiple of 16 bytes."""
+    if status := _replace_address()(slot, address):
+        raise _failed("cuTensorMapReplaceAddress", status)
+
+
+@cache
+def _replace_address() -> Callable[[int, int], int]:
+    call = ctypes.PyDLL("libcuda.so.1").cuTensorMapReplaceAddress  # too short to let other threads have Python's lock
+    call.argtypes = ctypes.c_void_p, ctypes.c_void_p
+    return call
+
+
 def _byte_strides(sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> tuple[int, ...]:
     """Byte strides of the dimensions after the first; a legal one for dimensions of size 1, whatever torch says."""
     return tuple(16 if n == 1 else s * width for n, s in zip(sizes[1:], strides[1:], strict=True))
@@ -382,14 +403,19 @@ def _enter(device: int) -> bool:
     return True
 
 
-@contextmanager
-def context_of(device: int) -> Iterator[None]:
+class context_of:
     """Inside, a CUDA device's context is current, as it need not be in a thread or for a device that was not used before."""
-    entered = _enter(device)
-    try:
-        yield
-    finally:
-        if entered:
+
+    __slots__ = ("_device", "_entered")
+
+    def __init__(self, device: int) -> None:
+        self._device, self._entered = device, False
+
+    def __enter__(self) -> None:
+        self._entered = _enter(self._device)
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
             _call(_driver().cuCtxPopCurrent)
 
 

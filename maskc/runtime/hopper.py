@@ -22,6 +22,7 @@ from maskc.codegen.spec import HEAD_DIMS, VECTORS, Dtype, KernelSpec, MaskForm
 from maskc.diagnostics import Diagnostic, MaskcError, error
 from maskc.runtime.device import capability
 from maskc.runtime.driver_api import Arguments, Kernel, context_of, launch, load_kernel, tensor_map
+from maskc.runtime.ready import Launch
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
 L2_BYTES = 32 << 20  # K and V of the heads that are worked on together stay in about half of the 60 MB of L2
@@ -298,6 +299,7 @@ def forward_with(
     own: tuple[torch.Tensor, torch.Tensor] | None = None,
     leave: int = 0,
     sizes: Sizes | None = None,
+    by: Launch | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`forward` by one variant.
 
@@ -305,7 +307,7 @@ def forward_with(
     (KV block << spec.tag_bits | tags) as the loader consumed them. trace: for `spec.trace`, int64 [CTAs, roles, events, 2], see
     `maskc.runtime.trace`. gate: for `spec.gated`, what to wait for; its memory outlives the kernel. own: K and V
     [B, rows, Hk, D] of the KV blocks from `gate.own_block` on. leave: multiprocessors that the kernel does not use. sizes:
-    what those of the tensors settle, where it is known.
+    what those of the tensors settle, where it is known. by: what launches the kernel.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise error("M525", f"scale is {scale}; the kernels need a positive, finite scale", None, "fold a sign into q")
@@ -341,7 +343,8 @@ def forward_with(
     if spec.gated:
         maps += [tile_map(t, spec.block_kv) for t in own or (k, val)]
     grid = min(max(1, multiprocessors(device) - leave), sizes.fields["items"])
-    launch(_forward_kernel(spec), (grid, 1, 1), spec.threads, Arguments(maps, params), device=device, shared=spec.shared_bytes)
+    arguments, start = Arguments(maps, params), by or launch
+    start(_forward_kernel(spec), (grid, 1, 1), spec.threads, arguments, device=device, shared=spec.shared_bytes)
     return out, lse
 
 

@@ -23,6 +23,7 @@ from maskc.codegen.spec import VECTORS
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
 from maskc.runtime.hopper import DTYPES, addressable, mapped, mask_form, multiprocessors, tile_map, work_counter
+from maskc.runtime.ready import Launch
 
 _ALIGN = 256  # bytes; parts of the workspace
 _WAVES = 2  # work items per multiprocessor below which the query heads of a kv head are dealt to several CTAs
@@ -76,6 +77,7 @@ def backward_with(
     leave: int = 0,
     sizes: Sizes | None = None,
     mask: MaskFields | None = None,
+    by: Launch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` by one variant, its key tiles dealt as told (None: as the number of work items calls for).
 
@@ -84,7 +86,7 @@ def backward_with(
     outlives the kernel. rows: of keys, where not for all of them. own: K and V
     [B, rows, Hk, D] of the key tiles from `gate.own_tile` on. whole: where their dK and dV go that leave as whole gradients
     (`gate.whole`), of q's dtype. leave: multiprocessors that the main kernel does not use. sizes, mask: what those of the
-    tensors settle (without `dealing` and `parts`) and the fields of `v`, where they are known.
+    tensors settle (without `dealing` and `parts`) and the fields of `v`, where they are known. by: what launches the kernels.
     """
     assert spec.gated == (gate is not None) <= parts
     if q.numel() == 0 or k.numel() == 0:
@@ -137,9 +139,9 @@ def backward_with(
     # Without 16-bit results the two store maps are never used; any valid map will do.
     results = whole or (None if sizes.grads_f32 else (dk, dv))
     stores = [tile_map(t, 64) for t in results] if results else [k_map, val_map]
-    kernels = _kernels(spec)
-    launch(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
-    enqueue = partial(launch, device=device, overlap_previous=True)
+    kernels, start = _kernels(spec), by or launch
+    start(kernels.pre, (shape.row_blocks + -(-shape.mask_tiles // 4), 1, 1), 128, Arguments([], pre), device=device)
+    enqueue = partial(start, device=device, overlap_previous=True)
     mine = [tile_map(t, spec.block_kv) for t in own or (k, val)] if spec.gated else []
     arguments = Arguments([q_map, dout_map, k_map, val_map, *stores, *mine], main)
     ctas = min(shape.items, max(1, processors - leave))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,8 @@ from torch.autograd import forward_ad
 import maskc
 from maskc.binding.bound import MOST_CALLS, BoundMask
 from maskc.binding.streams import Making
-from maskc.boundary import BlockTable, BoundaryVectors
-from maskc.runtime import hopper, hopper_bwd, ops, run
-from maskc.runtime.prepared import Prepared
+from maskc.boundary import BoundaryVectors
+from maskc.runtime import run
 
 N = 12
 
@@ -196,70 +194,3 @@ def test_what_a_graph_made_is_not_kept_in_a_call() -> None:
     assert spec.call(("a",)) == "call"
     spec.keep_call(("b",), "call", BoundaryVectors(3, 3, 1, 1, True), cpu, head_dim=None)
     assert spec.call(("b",)) is None
-
-
-# ---------------------------------------------------------------- on a GPU
-
-
-def contents(body: ctypes.Structure, varying: set[str]) -> dict[str, object]:
-    """Fields of a struct but for addresses of memory that each call takes anew."""
-    out: dict[str, object] = {}
-    for name, _ in body._fields_:  # type: ignore[misc]
-        value = getattr(body, name)
-        if isinstance(value, ctypes.Structure):
-            out[name] = contents(value, varying)
-        else:
-            out[name] = value is not None if name in varying else value
-    return out
-
-
-ANEW = {
-    "out",
-    "lse",
-    "lse2",
-    "dpsum",
-    "dead_rows",
-    "dq",
-    "turns",
-    "ticket",
-    "zeroed",
-    "tiles",
-    "order",
-    "done",
-    "dk",
-    "dv",
-    "acc",
-}
-
-
-@pytest.mark.parametrize("form", ["vectors", "none", "blocks"])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_prepared_call_launches_what_the_backend_would(form: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-
-    def launch(kernel: str, grid: Any, threads: int, arguments: Any, *, shared: int = 0, **_: Any) -> None:
-        seen.append((kernel, grid, threads, shared, contents(arguments.body, ANEW)))
-
-    counter = torch.zeros(2, dtype=torch.int32)
-    for module in (hopper, hopper_bwd):
-        monkeypatch.setattr(module, "launch", launch)
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
-        monkeypatch.setattr(module, "work_counter", lambda device: counter)
-    monkeypatch.setattr(hopper, "_forward_kernel", lambda spec: spec.name)
-    monkeypatch.setattr(hopper, "tensor_map", lambda *args: bytes(128))
-    monkeypatch.setattr(hopper, "why_not", lambda *args: None)
-    monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post"))
-    lts = torch.full((1, 1, 300), 200, dtype=torch.int32)
-    keep = BlockTable(torch.ones(1, 1, 3, 3, dtype=torch.bool), 128, 128)
-    v = BoundaryVectors(300, 300, 1, 1, True, lts=lts if form == "vectors" else None, blocks=keep if form == "blocks" else None)
-    spec = hopper.forward_spec(hopper.mask_form(v), 128, "bf16")
-    schedule = (torch.zeros(hopper.Sizes.of(spec, v, *[torch.zeros(2, 300, 4, 128)] * 2).tables.bytes, dtype=torch.uint8),)
-    schedule = schedule if spec.packed else ()
-    q, k = (torch.zeros(2, 300, heads, 128, dtype=torch.bfloat16) for heads in (4, 2))
-    plain = ops.Call(v, schedule, 0.25, deterministic)
-    monkeypatch.setitem(ops.BY_DEVICE, "cpu", "hopper")
-    for call in (plain, Prepared.of(v, schedule, 0.25, deterministic, q, k)):
-        out, lse = call.forward(q, k, k)
-        call.backward(q, k, k, out, lse, q, None)
-    assert len(seen) == 8
-    assert seen[:4] == seen[4:]

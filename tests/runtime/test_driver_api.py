@@ -125,6 +125,40 @@ d.launch(kernel, (4, 1, 1), 128, arguments, device=device, stream=0, cluster=(2,
     ]
 
 
+def test_what_is_ready_takes_addresses_and_words_alone(stub_library: Path, tmp_path: Path) -> None:
+    """Each time from what it was made with: what one start writes the next one does not find."""
+    got = calls(
+        stub_library,
+        tmp_path,
+        """
+from maskc.runtime.ready import Ready
+kernel = d.load_kernel(IMAGE, "k")
+ready = Ready(kernel, (4, 1, 1), 128, d.Arguments([MAP], Body(1, 2, 3, 4)), "c", 1, shared=900, overlap_previous=True)
+plain = Ready(kernel, (5, 1, 1), 32, d.Arguments([MAP], Body(1, 2, 3, 4)), "a", 2)
+ready.start(5, (32,), (7 << 32 | 6,))
+ready.start(6, (64,), (8,))
+plain.start(5, (64,), (0, 1))
+try:
+    ready.start(5, (8,), (0,))
+except MaskcError as e:
+    print(e.code, "cuTensorMapReplaceAddress failed: CUDA error 1" in str(e))
+""",
+    )
+    shown = "launch grid {} 1 1 block {} 1 1 shared {} stream {} aligned 1 map 43 body {}"
+    assert got[2:] == [
+        "map 42 lies at 32 now",
+        shown.format(4, 128, 900, 5, "1 2 6 7"),
+        "attribute 6: 1 0 0",
+        "map 42 lies at 64 now",
+        shown.format(4, 128, 900, 6, "1 2 8 0"),
+        "attribute 6: 1 0 0",
+        "map 42 lies at 64 now",
+        shown.format(5, 32, 0, 5, "0 0 1 0"),
+        "map 42 lies at 8 now",
+        "M605 True",
+    ]
+
+
 def test_a_tensor_map_counts_in_bytes_and_ignores_strides_of_size_one(stub_library: Path, tmp_path: Path) -> None:
     got = calls(stub_library, tmp_path, "")
     assert got == ["map aligned 1 type 9 at 4096 swizzle 3 | 128 0 64 1 | 100 1024 128 1 | 4 256 1 1 | 1 16 1 1"]
