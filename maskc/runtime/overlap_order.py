@@ -73,7 +73,7 @@ class Planned:
         """Items by number in the order in which so many multiprocessors take them.
 
         eager: an item may be taken by this share of its time too early, and then waits. That costs time, but long items
-        come sooner.
+        come sooner. The same as `evenly` with a share of infinity, in a tenth of the time.
         """
         start = self.ready - eager * self.spent
         late = np.flatnonzero(start > 0.0)
@@ -110,7 +110,7 @@ class Planned:
         """(the same, when each is done), but all end together.
 
         An item goes before all others as soon as it would else end after the soonest end; of several the longest. share: of
-        that end, by which it must be done: the less, the sooner long items come. 0: always the longest first.
+        that end, by which it must be done: the less, the sooner long items come. 0: always the longest first. Infinity: `order`.
         """
         nobody = len(self.spent)  # as above
         start, begin_by = np.maximum(0.0, self.ready - eager * self.spent), share * self.soonest_end(processors) - self.spent
@@ -235,22 +235,28 @@ def backward_items(
     """
     units, tiles = load.shape
     _check(tiles, "key tiles", units, "units")
-    foreign = np.broadcast_to(latest >= own, load.shape)
+    foreign, unit, tile = latest >= own, np.arange(units)[:, None], np.arange(tiles)
     piece = np.where(foreign, latest + first_piece[:, None], -1)
-    unit, tile = np.indices(load.shape)
-    kind = np.where(foreign, PIECE, OWN if lent is None else np.where(lent, LENT, OWN))
-    turn = np.where(foreign, piece if lent is None else first_piece[:, None], 0)
-    beside: tuple[Any, ...] = (unit, tile, -load, unit // group, turn, kind)
-    full = min(max(1, round(filling / max(1, int((latest < own).sum())))), units // 2)
-    behind = foreign | (unit >= full)
-    alone: tuple[Any, ...] = (unit, tile, -load, unit // group) if group > 1 else (tile, unit, behind)
-    order = np.lexsort(tuple(x.ravel() for x in (alone if plain else beside)))
-    if lent is not None and not plain:
-        order = order[_spread(kind.ravel()[order], load.ravel()[order])]
+    together = unit // group
+    if not plain:
+        kind = np.where(foreign, PIECE, OWN if lent is None else np.where(lent, LENT, OWN))
+        turn = np.where(foreign, piece if lent is None else first_piece[:, None], 0)
+        order = _sorted(load.shape, kind, turn, together, -load, tile)
+        order = order if lent is None else order[_spread(np.tile(kind, units)[order], load.ravel()[order])]
+    elif group > 1:
+        order = _sorted(load.shape, together, -load, tile)
+    else:
+        full = min(max(1, round(filling / max(1, tiles - int(foreign.sum())))), units // 2)
+        order = _sorted(load.shape, foreign | (unit >= full))
     pieces = piece.ravel()[order]
     ready = np.where(pieces < 0, 0.0, np.asarray(arrivals)[np.maximum(pieces, 0)])
     packed = (tile | unit << 16).ravel()[order].astype(np.uint32)
     return Planned(packed, ready, load.ravel()[order] * seconds), pieces
+
+
+def _sorted(shape: tuple[int, ...], *keys: NDArray[Any]) -> Ints:
+    """[units, key tiles] by number: by the first key, where it is the same by the next, at last unit by unit as they lie."""
+    return np.lexsort([np.broadcast_to(key, shape).ravel() for key in reversed(keys)])
 
 
 def _spread(kind: Ints, load: Ints) -> Ints:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,8 @@ def test_items_go_first_once_they_would_end_late(given: object, processors: int,
     assert order.tolist() == wanted
     assert ends.tolist() == pytest.approx([done[i] for i in range(len(spent))])
     assert ends.tolist() == pytest.approx(planned.ends(order, processors).tolist())
+    never, _ = planned.evenly(processors, eager, math.inf)
+    assert planned.order(processors, eager).tolist() == never.tolist()
 
 
 def test_a_long_tile_does_not_end_last() -> None:
