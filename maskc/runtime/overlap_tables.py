@@ -32,6 +32,7 @@ from maskc.runtime.overlap_order import (
     soonest_forward,
     steady_backward,
 )
+from maskc.runtime.overlap_pieces import COPY_SECONDS, GRADIENTS
 from maskc.runtime.overlap_plan import OverlapPlan
 from maskc.runtime.remember import remembered
 from maskc.tiles import TileClass, classify
@@ -48,7 +49,7 @@ TRIALS = Trial(), Trial(0.3, 1, 0.005), Trial(0, 0.8, 0.015), Trial(0.3, 0.8, 0.
 """What is tried backward where items are few. Long ones of all heads before others cost the cache up to 6 % of the time."""
 FORWARD_RATE, BACKWARD_RATE = 950e12, 750e12
 """FLOP/s of the planned clock, more than kernels reach: a kernel that is ahead of the plan waits, one behind it does not."""
-LATE, START_SECONDS, COPY_SECONDS = 1.1, 20e-6, 3e-6
+LATE, START_SECONDS = 1.1, 20e-6
 """When keys are expected: so much later than a full link and the time of a copy itself bring them, for the same reason."""
 LITTLE = 0.025
 """Of the time of a backward: copies of keys and gradients that take less do not pay for another order of its tiles."""
@@ -176,7 +177,7 @@ def backward_tables(
     flops = BACKWARD_FACTOR * FORWARD_FLOPS * spec.block_q * spec.block_kv * spec.head_dim * units.heads
     seconds = flops / UNMASKED_WORK / BACKWARD_RATE * processors
     alone = float(load.sum()) * seconds / processors
-    in_line = 3 * max(arrivals, default=0.0) < LITTLE * alone
+    in_line = (1 + GRADIENTS) * max(arrivals, default=0.0) < LITTLE * alone
     if spec.deterministic:  # a tile may wait for lower ones, so those come first
         unit, tile = np.indices(load.shape)
         items = (tile.ravel() | unit.ravel() << 16).astype(np.uint32)
@@ -257,9 +258,9 @@ def expected_arrivals(plan: OverlapPlan, row_bytes: int, groups: int, rate: floa
 
 
 def _leaving(arrivals: Sequence[float]) -> list[float]:
-    """Seconds that the gradients of each piece take, in fp32: twice those of its keys; 0 of own ones."""
+    """Seconds that the gradients of each piece take; 0 of own ones."""
     out, last = [], 0.0
     for at in arrivals:
-        out.append(2 * (at - last) if at else 0.0)
+        out.append(GRADIENTS * (at - last) if at else 0.0)
         last = at or last
     return out
