@@ -41,6 +41,7 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
         ("streams/read on the host", _read_on_the_host),
         ("streams/graph behind a late stream", _late_graph),
         ("streams/made in a graph", _made_in_a_graph),
+        *((f"streams/lists in a graph/{name}", partial(_lists_in_a_graph, name)) for name in LISTED),
         ("streams/memory of a mask that is gone", _freed),
     ]
 
@@ -48,7 +49,8 @@ def special_cases() -> list[tuple[str, Callable[[], str]]]:
 def sources() -> Iterator[CudaSource]:
     for name, _ in CASES.values():
         yield from warm.preparation(maskc.compile(f"std:{name}"))
-    yield from warm.built(maskc.compile("std:doc_causal"))
+    for name in ("doc_causal", *(CASES[case][0] for case in LISTED)):
+        yield from warm.built(maskc.compile(f"std:{name}"))
 
 
 def _padded(ids: torch.Tensor) -> torch.Tensor:
@@ -81,17 +83,24 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "sorted": ("cross_pairs", lambda: {"row_pair": torch.arange(N) // 100, "key_pair": torch.arange(N) // 90}),
     "tail that needs folding": ("fid", lambda: {"part": ("segments", "lengths", torch.tensor([1000, 2000]))}),
 }
+LISTED = ("lengths", "prefix", "ranges", "heads", "scalars")
+"""Cases whose numbers also come as lists: sets, a number of each segment, a vector of each head, one of each item."""
 
 
 def _inputs(given: dict[str, Any], device: str) -> dict[str, Any]:
     """Constructors and tensors of a case on one device."""
+    return _made(given, lambda data: data.to(device))
+
+
+def _made(given: dict[str, Any], form_of: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    """form_of: what becomes of the tensors."""
     made: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, tuple):
             kind, form, data = value
-            made[name] = (segments if kind == "segments" else spans)(**{form: data.to(device)})
+            made[name] = (segments if kind == "segments" else spans)(**{form: form_of(data)})
         else:
-            made[name] = value.to(device)
+            made[name] = form_of(value)
     return made
 
 
@@ -212,9 +221,10 @@ LATE = 200_000_000
 """Cycles for which the stream that makes something is kept busy first, about a tenth of a second."""
 
 
-def _operands() -> tuple[torch.Tensor, ...]:
+def _operands(batch: int = 1, heads: int = 4) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator("cuda").manual_seed(0)
-    return tuple(torch.randn(1, N, 4, 128, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    shape = batch, N, heads, 128
+    return tuple(torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3))
 
 
 def _bound(lengths: torch.Tensor = LENGTHS) -> maskc.BoundMask:
@@ -339,6 +349,31 @@ def _made_in_a_graph() -> str:
         return "a call in the open used the vectors of a graph"
     graph.replay()
     return "" if all(torch.equal(out, want) for out in inside) else "the graph is wrong"
+
+
+def _lists_in_a_graph(name: str) -> str:
+    """Bound on the host and first used in a graph: every replay has its numbers, whatever memory was used in between."""
+    mask_name, make = CASES[name]
+    mask, given = maskc.compile(f"std:{mask_name}"), make()
+    on_gpu = mask.bind(**_inputs(given, "cuda"))
+    qkv = _operands(on_gpu.batch, 2 * on_gpu.heads)
+    want = maskc.run(on_gpu, *qkv)  # which loads the kernels
+    spec = mask.bind(**_made(given, torch.Tensor.tolist))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = maskc.run(spec, *qkv)
+    for turn in range(3):
+        used = [torch.full((size,), 7, dtype=torch.int32, device=d) for size in (8, 64, 1 << 12, 1 << 16) for d in DEVICES * 16]
+        del used
+        got.fill_(torch.nan)
+        graph.replay()
+        if not torch.equal(got, want):
+            return f"replay {turn} is wrong"
+    return "" if torch.equal(maskc.run(spec, *qkv), want) else "a call in the open used what the graph had made"
+
+
+DEVICES = ("cuda", "cpu")
 
 
 def _freed() -> str:
