@@ -40,7 +40,7 @@ def integers(value: object, what: Named) -> Tensor:
 
 
 def rows(value: object, what: Named, fill: str) -> tuple[Tensor, list[int] | None]:
-    """As `integers`, but a list of unequal lists is padded to a rectangle: (tensor, length of each list or None).
+    """As `integers`, but unequal lists, arrays or tensors in a list are padded to a rectangle: (tensor, length of each or None).
 
     fill: "zero", or "last" to repeat the last entry of a list.
     """
@@ -52,7 +52,7 @@ def rows(value: object, what: Named, fill: str) -> tuple[Tensor, list[int] | Non
         raise what.error("M412", "mixes lists of different depths")
     tail = next((item.shape[1:] for item in lists if item.numel()), torch.Size())
     longest = max(item.shape[0] for item in lists)
-    out = torch.zeros(len(lists), longest, *tail, dtype=torch.int64)
+    out = torch.zeros(len(lists), longest, *tail, dtype=torch.int64, device=lists[0].device)
     for row, item in zip(out, lists, strict=True):
         if item.shape[0]:
             row[: item.shape[0]] = item
@@ -79,9 +79,18 @@ def few(value: object) -> list[int] | None:
 
 
 def _is_ragged(value: object) -> bool:
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(x, list | tuple) for x in value):
+    if not isinstance(value, list | tuple) or not value or _length(value[0]) is None:
         return False
-    return len({len(x) for x in value}) > 1
+    lengths = {_length(x) for x in value}
+    return len(lengths) > 1 and None not in lengths
+
+
+def _length(value: object) -> int | None:
+    """Of a list, a tensor or an array that has an axis."""
+    if isinstance(value, list | tuple):
+        return len(value)
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    return shape[0] if shape else None
 
 
 def _from_host(value: object, what: Named) -> Tensor:

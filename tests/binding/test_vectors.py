@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -209,11 +210,12 @@ def test_room_to_spare_is_empty_and_behind_the_last_segment(form: dict[str, Any]
     assert table.ends.tolist() == [[3, 4, 4], [0, 0, 0], [2, 2, 5]]
 
 
-def test_ragged_batches() -> None:
+@pytest.mark.parametrize("read", [list, torch.tensor, np.array])
+def test_ragged_batches(read: Callable[[list[int]], Any]) -> None:
     mask = maskc.compile_text(
         "input doc : segments\ninput n : int per doc where n >= 1\nmask m = same(doc) and k <= q < k + n[k]"
     )
-    lengths, values = [[3, 2], [5], [1, 1, 3]], [[1, 2], [3], [4, 5, 6]]
+    lengths, values = ([read(item) for item in items] for items in ([[3, 2], [5], [1, 1, 3]], [[1, 2], [3], [4, 5, 6]]))
     spec = mask.bind(doc=segments(lengths=lengths), n=values)
     singles = [mask.bind(doc=segments(lengths=a), n=b).vectors().masked() for a, b in zip(lengths, values, strict=True)]
     assert torch.equal(spec.vectors().masked(), torch.cat(singles))
