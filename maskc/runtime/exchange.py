@@ -17,6 +17,7 @@ from torch import Tensor
 from maskc.codegen.exchange import FILL_RUNS, FILL_THREADS, THREADS, exchange_source
 from maskc.codegen.nvrtc import compile_cubin
 from maskc.runtime.driver_api import Arguments, Kernel, launch, load_kernel
+from maskc.runtime.ready import Launch
 
 Pair = tuple[Tensor, Tensor]
 Run = tuple[int, slice]
@@ -89,11 +90,13 @@ class Added:
     tile_rows: int
 
 
-def sum_gradients(table: SumTable, own: Pair, out: Pair, added: Added | None = None, octets: bool = False) -> None:
+def sum_gradients(
+    table: SumTable, own: Pair, out: Pair, added: Added | None = None, octets: bool = False, by: Launch | None = None
+) -> None:
     """Write own + parts to `out` on torch's current stream, but where that is `added` already.
 
     own: (dK, dV), fp32 [splits, ...]. out: (dK, dV), dense, in fp32, bf16 or fp16. octets: own and parts lie in octets, else
-    row by row.
+    row by row. by: what launches the kernel, here and below.
     """
     if not table.longest:
         return
@@ -106,7 +109,7 @@ def sum_gradients(table: SumTable, own: Pair, out: Pair, added: Added | None = N
         params.added, params.tiles, params.epoch = added.words.data_ptr(), added.words.shape[1], added.epoch & 0xFFFFFFFF
         params.own_tile, params.tile_rows = added.own_tile, added.tile_rows
     blocks = max(1, min(-(-table.longest // params.tile_rows), 1024 // max(1, table.count)))
-    launch(_kernel("sum_gradients"), (blocks, table.count, 1), THREADS, Arguments((), params), device=out[0].device)
+    (by or launch)(_kernel("sum_gradients"), (blocks, table.count, 1), THREADS, Arguments((), params), device=out[0].device)
 
 
 class Lent(NamedTuple):
@@ -174,7 +177,7 @@ def way_tables(
     return there[0], there[1], there[2]
 
 
-def spoil(results: Sequence[Tensor], failed: Tensor) -> None:
+def spoil(results: Sequence[Tensor], failed: Tensor, by: Launch | None = None) -> None:
     """NaN in all of one or two dense results where one of the words `failed` is set, on torch's current stream.
 
     failed: int32 that the GPU can read, whose memory outlives the launch.
@@ -183,10 +186,10 @@ def spoil(results: Sequence[Tensor], failed: Tensor) -> None:
     for i, t in enumerate(results):
         params.words[i], params.count[i] = t.data_ptr(), t.numel() * t.element_size() // 4
     params.failed, params.ranks = failed.data_ptr(), failed.numel()
-    launch(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
+    (by or launch)(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
 
 
-def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int) -> None:
+def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, by: Launch | None = None) -> None:
     """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], by so many CTAs on torch's current stream.
 
     runs: (row of `into`, rows of `own`).
@@ -202,7 +205,7 @@ def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int) -> None:
         params.runs = len(some)
         for i, (place, rows) in enumerate(some):
             params.place[i], params.first[i], params.rows[i] = place, rows.start, rows.stop - rows.start
-        launch(_kernel("fill"), (ctas, 1, 1), FILL_THREADS, Arguments((), params), device=into[0].device)
+        (by or launch)(_kernel("fill"), (ctas, 1, 1), FILL_THREADS, Arguments((), params), device=into[0].device)
 
 
 def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:

@@ -15,9 +15,9 @@ from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import VECTORS, KernelSpec
 from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime import hopper, hopper_bwd
-from maskc.runtime.driver_api import Arguments, Dim3, Kernel, context_of, launch
+from maskc.runtime.driver_api import context_of
 from maskc.runtime.ops import Call, Schedule
-from maskc.runtime.ready import Launch, Ready
+from maskc.runtime.ready import Ready, Words, keeping
 
 Layout = tuple[tuple[int, ...], ...]
 """The strides of some tensors; () where all are contiguous."""
@@ -25,8 +25,8 @@ MOST_LAYOUTS = 16
 """That a call keeps launches for."""
 
 # Words of the kernels' structs that each call gives: from this field on, so many.
-FORWARD_WORDS = (("counter", 5),)
-BACKWARD_WORDS = (("out", 14), ("dq", 17), ("acc", 2))
+FORWARD_WORDS: tuple[Words, ...] = ((("counter", 5),),)
+BACKWARD_WORDS: tuple[Words, ...] = ((("out", 14),), (("dq", 17),), (("acc", 2),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Prepared(Call):
     def _first_forward(self, layout: Layout, q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
         made: list[Ready] = []
         given = self.forward_spec, self.v, q, k, val, self.scale, self.schedule
-        results = hopper.forward_with(*given, sizes=self.forward_sizes, by=_keeping(made, FORWARD_WORDS))
+        results = hopper.forward_with(*given, sizes=self.forward_sizes, by=keeping(made, FORWARD_WORDS))
         if self.schedule or not self.forward_spec.packed:
             self._keep(self.forwards, layout, made, q, k, val)
         return results
@@ -154,7 +154,7 @@ class Prepared(Call):
         made: list[Ready] = []
         given = self.v, q, k, val, out, lse, dout, dlse, self.scale, q.dtype
         how: dict[str, Any] = {"sizes": self.backward_sizes, "mask": self.backward_mask}
-        results = hopper_bwd.backward_with(self.backward_spec, *given, **how, by=_keeping(made, BACKWARD_WORDS))
+        results = hopper_bwd.backward_with(self.backward_spec, *given, **how, by=keeping(made, BACKWARD_WORDS))
         if _plain(out, lse, dout, dlse, q.dtype):
             self._keep(self.backwards, layout, made, q, k, val, out, dout)
         return results
@@ -177,14 +177,3 @@ def _layout(*tensors: Tensor) -> Layout:
 def _plain(out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype) -> bool:
     """Whether the backward takes them as they are."""
     return dlse is None and out.dtype is dtype and dout.dtype is dtype and lse.is_contiguous()
-
-
-def _keeping(made: list[Ready], words: Sequence[tuple[str, int]]) -> Launch:
-    """A `launch` that also makes it ready: the first launch with the first of these words, and so on."""
-
-    def start(kernel: Kernel, grid: Dim3, threads: int, arguments: Arguments, *, device: torch.device, **how: Any) -> None:
-        launch(kernel, grid, threads, arguments, device=device, **how)
-        first, count = words[len(made)]
-        made.append(Ready(kernel, grid, threads, arguments, first, count, **how))
-
-    return start

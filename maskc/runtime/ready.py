@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch
 
 from maskc.runtime.driver_api import (
     TENSOR_MAP_BYTES,
@@ -12,6 +15,7 @@ from maskc.runtime.driver_api import (
     Dim3,
     Kernel,
     configuration,
+    launch,
     launch_configured,
     replace_address,
     room_of,
@@ -19,12 +23,14 @@ from maskc.runtime.driver_api import (
 
 Launch = Callable[..., None]
 """`maskc.runtime.driver_api.launch`, or what does more."""
+Words = tuple[tuple[str, int], ...]
+"""Of a kernel's struct, those that change: from a field on ("inner.field" of a struct in it), so many of 8 bytes."""
 
 
 class Ready:
-    """One of them. `first` and `words`: the words of its struct that change, so many of 8 bytes from that field on."""
+    """One of them. `words` of its struct change."""
 
-    __slots__ = ("_at", "_configurations", "_contents", "_how", "_kernel", "_maps", "_words")
+    __slots__ = ("_configurations", "_contents", "_how", "_kernel", "_maps", "_words")
 
     def __init__(
         self,
@@ -32,31 +38,49 @@ class Ready:
         grid: Dim3,
         threads: int,
         arguments: Arguments,
-        first: str,
-        words: int,
+        words: Words,
         *,
         shared: int = 0,
         overlap_previous: bool = False,
     ) -> None:
         self._kernel, self._how = kernel, (grid, threads, shared, overlap_previous)
         self._maps, self._contents = len(arguments.maps), b"".join((*arguments.maps, arguments.body))
-        self._at = self._maps * TENSOR_MAP_BYTES + getattr(type(arguments.body), first).offset
-        self._words = struct.Struct(f"{words}Q")
+        start, body = self._maps * TENSOR_MAP_BYTES, arguments.body
+        self._words = tuple((struct.Struct(f"{count}Q").pack_into, start + _offset(body, name)) for name, count in words)
         self._configurations: dict[int, Any] = {}
 
-    def start(self, stream: int, addresses: Sequence[int], words: Sequence[int]) -> None:
+    def start(self, stream: int, addresses: Sequence[int], *words: Sequence[int]) -> None:
         """Launch it on `stream`, by handle, in the current context; `shared` is allowed. Raises M605.
 
-        addresses: of the tensors of its maps, multiples of 16 bytes.
+        addresses: of the tensors of its maps, multiples of 16 bytes. words: in the order of `Words`.
         """
         room = room_of(self._maps, len(self._contents))
         room.contents[:] = self._contents
         for slot, address in zip(room.slots, addresses):  # noqa: B905  (the last slot is the struct)
             replace_address(slot, address)
-        self._words.pack_into(room.contents, self._at, *words)
+        for (pack_into, at), values in zip(self._words, words, strict=True):
+            pack_into(room.contents, at, *values)
         configured = self._configurations.get(stream)
         if configured is None:
             grid, threads, shared, overlap_previous = self._how
             configured = configuration(grid, threads, shared, stream, None, overlap_previous)
             self._configurations[stream] = configured
         launch_configured(self._kernel, configured, room.pointers)
+
+
+def _offset(body: ctypes.Structure, name: str) -> int:
+    """In bytes, of a field, also of a struct in it."""
+    outer, _, inner = name.partition(".")
+    at: int = getattr(type(body), outer).offset
+    return at + _offset(getattr(body, outer), inner) if inner else at
+
+
+def keeping(made: list[Ready], words: Iterable[Words]) -> Launch:
+    """A `launch` that also makes it ready: the first launch with the first of these words, and so on."""
+    left = iter(words)
+
+    def start(kernel: Kernel, grid: Dim3, threads: int, arguments: Arguments, *, device: torch.device, **how: Any) -> None:
+        launch(kernel, grid, threads, arguments, device=device, **how)
+        made.append(Ready(kernel, grid, threads, arguments, next(left), **how))
+
+    return start

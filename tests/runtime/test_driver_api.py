@@ -133,8 +133,8 @@ def test_what_is_ready_takes_addresses_and_words_alone(stub_library: Path, tmp_p
         """
 from maskc.runtime.ready import Ready
 kernel = d.load_kernel(IMAGE, "k")
-ready = Ready(kernel, (4, 1, 1), 128, d.Arguments([MAP], Body(1, 2, 3, 4)), "c", 1, shared=900, overlap_previous=True)
-plain = Ready(kernel, (5, 1, 1), 32, d.Arguments([MAP], Body(1, 2, 3, 4)), "a", 2)
+ready = Ready(kernel, (4, 1, 1), 128, d.Arguments([MAP], Body(1, 2, 3, 4)), (("c", 1),), shared=900, overlap_previous=True)
+plain = Ready(kernel, (5, 1, 1), 32, d.Arguments([MAP], Body(1, 2, 3, 4)), (("a", 2),))
 ready.start(5, (32,), (7 << 32 | 6,))
 ready.start(6, (64,), (8,))
 plain.start(5, (64,), (0, 1))

@@ -84,7 +84,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     for module in (hopper, hopper_bwd):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
         monkeypatch.setattr(module, "work_counter", lambda device: counter)
-    for module in (hopper, hopper_bwd, prepared):
+    for module in (hopper, hopper_bwd, ready):
         monkeypatch.setattr(module, "launch", made.launch)
     monkeypatch.setattr(ready, "launch_configured", made.repeat)
     monkeypatch.setattr(ready, "configuration", lambda *how: how)
