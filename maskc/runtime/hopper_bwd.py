@@ -201,16 +201,18 @@ class _Shape:
     def dealing(self, spec: BackwardSpec, processors: int) -> Dealing:
         """Where items are few, short ones last; else a head at a time, whose Q and dO then stay in L2.
 
-        Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie.
+        Without data the work falls from tile to tile already; in deterministic mode tiles must be dealt as they lie. Where rows
+        see a key again behind those that do not (global keys of a window), a tile that all see may take longer than the last
+        heads together: then twice as many heads at a time, so that it begins sooner.
         """
         if self.items >= FEW * processors:
             return Dealing()
-        heads = min(heads_together(self.nq * spec.head_dim), self.batch * self.hk * self.splits)
-        return Dealing(heads, bool(spec.form.vectors) and not spec.deterministic)
+        near = heads_together(self.nq * spec.head_dim) * (2 if spec.form.uts else 1)
+        return Dealing(min(near, self.units), bool(spec.form.vectors) and not spec.deterministic)
 
     def ahead(self, dealing: Dealing, processors: int) -> int:
-        """How many units before its own a unit's accumulators are zeroed: a processor's work between the two, or more."""
-        return min(self.units, dealing.heads * (1 + -(-processors // (dealing.heads * self.kv_blocks))))
+        """How many units before its own a unit's accumulators are zeroed: those of a group, with an item for each processor."""
+        return min(self.units, dealing.heads * -(-processors // (dealing.heads * self.kv_blocks)))
 
 
 @lru_cache(maxsize=256)

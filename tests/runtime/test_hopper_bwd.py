@@ -59,18 +59,23 @@ def test_short_tiles_come_last_where_they_are_few() -> None:
     assert dealing(16, MaskForm(causal=True)) == Dealing(4)
     assert dealing(16, MaskForm(lts=True)) == Dealing(4, falling=True)
     assert dealing(16, MaskForm(lts=True), deterministic=True) == Dealing(4)
+    assert dealing(16, MaskForm(lts=True, uts=True, ute=True)) == Dealing(8, falling=True), "a tile may be seen by all rows"
+    assert dealing(6, MaskForm(lts=True, uts=True, ute=True)) == Dealing(6, falling=True)
+    assert dealing(512, MaskForm(lts=True, uts=True, ute=True)) == Dealing()
 
 
 def test_accumulators_are_zeroed_a_processor_ahead() -> None:
-    """Items whose unit another item zeroes come after it, with an item for every multiprocessor in between."""
+    """Items whose unit another item zeroes come after it; where it begins, every multiprocessor has had an item since."""
     for units, tiles, group in ((512, 64, 1), (128, 256, 1), (40, 3, 8), (32, 64, 8), (1000, 1, 1), (4, 1024, 1)):
         shape = _Shape(1, 8192, 128 * tiles, units, units, 128, tiles, tiles, 1, 1)
         ahead = shape.ahead(Dealing(group), 132)
         if ahead == units:
             continue
-        # The last item of a unit is dealt before the end of its group, the first one of another unit after its start.
-        last = [(u // group + 1) * group * tiles for u in range(units)]
-        assert all((u + ahead) // group * group * tiles - last[u] >= 132 for u in range(units - ahead))
+        # All items of a unit lie in its group.
+        begin = [u // group * group * tiles for u in range(units)]
+        assert all(begin[u + ahead] - begin[u] >= max(132, group * tiles) for u in range(units - ahead))
+        assert ahead % group == 0
+        assert group == ahead or (ahead - group) * tiles < 132, "no more than that"
 
 
 Launches = list[tuple[str, tuple[int, int, int], object]]
