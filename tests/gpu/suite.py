@@ -20,7 +20,8 @@ from tests.gpu.cases import Case, all_cases
 from tests.gpu.check import DEVICE, run_case
 from tests.gpu.pool import Job, Outcome, run_jobs
 
-SPECIAL = ("prep", "context", "bind", "queue", "fwd", "memory", "reorder", "bwd", "overlap", "flex", "transformers", "tools")
+SPECIAL = ("prep", "context", "bind", "queue", "fwd", "memory", "reorder", "bwd", "again")
+SPECIAL += ("overlap", "flex", "transformers", "tools")
 """tests.gpu.special_NAME: special_cases() gives (name, check), a check "" or what is wrong; sources() the kernels, if any."""
 MOST_KEPT = 8 << 30
 """Bytes that torch keeps of a worker's past cases; a machine with several workers needs them."""
