@@ -14,10 +14,12 @@ Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
     torch context parallel   torch's context-parallel FlexAttention with its head-tail balancer (--torch: it compiles for long)
 
 Times are those of `benchmarks.overlap_clock`: of the slowest rank, medians over rounds in which what is compared (gated, dual
-chunk, the attention of both alone) follows each other equally often. E = 1 - (gated - attention) / communication, never
-clamped, attention being the gated kernel with every chunk there and gradients in its own memory, communication the copies
-alone on all ranks at once (backward: keys in, gradients out, their sum). e_possible is what no order of work could beat
-(`benchmarks.overlap_bounds`; the sum of gradients hidden). The file is written after every cell.
+chunk, the attention of both alone) follows each other equally often; `faster_`, `share_` and `beyond_` are medians of what each
+round says, with their intervals (`benchmarks.overlap_pairs`). E = 1 - (gated - attention) / communication, never clamped,
+attention being the gated kernel with every chunk there and gradients in its own memory, communication the copies alone on all
+ranks at once (backward: keys in, gradients out, their sum). e_possible is what no order of work could beat
+(`benchmarks.overlap_bounds`; the sum of gradients hidden). late: a host was in every round, and no bar counts. The file is
+written after every cell.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,8 @@ from benchmarks.masks import mask_case
 from benchmarks.overlap_bars import CHUNKED, DIRECTIONS, as_rows, bars
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
-from benchmarks.overlap_clock import Clock, Times, pace, rounds
+from benchmarks.overlap_clock import OTHERS, Clock, Figure, Key, Round, middle, squares, turns
+from benchmarks.overlap_pairs import Interval, of_rounds, undecided
 from benchmarks.overlap_ways import (
     ON_GPUS,
     Alone,
@@ -76,10 +80,10 @@ from maskc.runtime.plan import plan as make_plan
 KEPT = "gated, keys kept"
 WAYS = ("gated", KEPT, "copy-then-attend", "all-gather", "staged", "ring", "dual-chunk gather")
 EVERYWHERE = ("gated", "dual-chunk gather", "ring")
-"""Ways of every cell; the others are measured in the first FULL cells alone."""
+"""Ways of every cell; for the others see `in_full`."""
 COMPARED = ("gated", "dual-chunk gather", "attention", "dual-chunk attention")
 """What bars compare: in equally many rounds, each behind each other one equally often."""
-FULL = 10
+FULL_ROWS = 16_384
 PROCESSORS, SUM_RATE = 132, 3.4e12
 """Multiprocessors of a GPU, and bytes per second of its sum of gradients alone."""
 MUCH = 64 << 30
@@ -105,6 +109,11 @@ def cells(world: int) -> Iterator[Cell]:
     for mask in ("causal_document", "sliding_window", "prefix_lm_document", "share_question", "causal"):  # that takes longest
         for rows, *heads in (*others[:-2], paper, *others[-2:]):
             yield Cell(mask, rows, *heads)
+
+
+def in_full(cell: Cell) -> bool:
+    """Whether a cell is measured in every way."""
+    return (cell.rows, cell.heads) == (FULL_ROWS, 32) and cell.heads_kv in (8, 32) and not cell.chunks
 
 
 def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, Any]]:
@@ -139,48 +148,54 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
             got = runs[name].forward()
             results[name] = results["attention"] if name == "communication" else got
             runs[name].backward(*results[name])
-    same = agreement(rank, results)
-    compared = [name for name in COMPARED if name in runs]
-
-    def step(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        return runs[name].forward, partial(runs[name].backward, *results[name])
-
-    planned = pace(rank.peer, rank.device, [step(name) for name in compared or runs], seconds)
-    clock = Clock(rank.peer, rank.device, planned.ahead)
-    for names in rounds(compared, [name for name in runs if name not in compared], planned.rounds):
-        for name in names:
-            got = clock.time(name, "forward", runs[name].forward)
-            given = results["attention"] if name == "communication" else got
-            clock.time(name, "backward", partial(runs[name].backward, *given))
-    times, spread, counted = clock.times()
+    same, clock = agreement(rank, results), Clock(rank.peer, rank.device)
+    rounds = timed(clock, runs, results, seconds)
+    times, spread = {}, {}
+    for name, d in product(runs, DIRECTIONS):
+        times[name, d], spread[name, d] = middle([r.calls[name, d] for r in rounds[name]])
+    figures = of_rounds(rounds["gated"]) if "gated" in runs else {}
     traffic = {
         **dict.fromkeys(("gated", KEPT, "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),
         "ring": (zigzag, "ring"),
         "dual-chunk gather": (everything, "all-gather"),
         "torch context parallel": (everything, "all-gather"),
     }
-    rows = [
-        {
-            **row(rank, name, *traffic[name], times, counted[name, "forward"]),
-            **quartiles(spread, name),
-            **host(clock, name),
-        }
-        for name in ways
-        if name in runs
-    ]
-    rows = [{**r, **same, **possible(rank, apart, times)} if r["way"] in ("gated", CHUNKED) else r for r in rows]
+    rows = []
+    for name in (name for name in ways if name in runs):
+        told = row(rank, name, *traffic[name], times, figures if name == "gated" else {})
+        told |= {"rounds": len(rounds[name]), "late": any(r.late for r in rounds[name])}
+        told |= {f"{d}_quartiles_ms": spread[name, d] for d in DIRECTIONS} | host(clock, name)
+        rows.append({**told, **same, **possible(rank, apart, times)} if name == "gated" else told)
     return rows + refused
 
 
 Result = tuple[Tensor, Tensor]
+Times = dict[Key, Figure]
+
+
+def timed(clock: Clock, runs: Mapping[str, Run], results: Mapping[str, Result], seconds: float) -> dict[str, list[Round]]:
+    """The rounds of every way: those of COMPARED are the same."""
+
+    def run(name: str) -> None:
+        got = clock.time(name, "forward", runs[name].forward)
+        given = results["attention"] if name == "communication" else got
+        clock.time(name, "backward", partial(runs[name].backward, *given))
+
+    def doubtful(rounds: Sequence[Round]) -> bool:
+        return "gated" in runs and undecided(of_rounds(rounds))
+
+    compared = [name for name in COMPARED if name in runs]
+    together = squares(clock, run, compared, seconds, doubtful) if compared else []
+    alone = {name: turns(clock, run, [[name]] * OTHERS) for name in runs if name not in compared}
+    return dict.fromkeys(compared, together) | alone
 
 
 def possible(rank: Rank, apart: Alone, times: Times) -> dict[str, float | None]:
     """E that no order of work could beat: keys, then gradients, one copy after another; the sum of those hides as well."""
-    keys = times["communication", "forward"][0]
+    keys = times["communication", "forward"].slowest
     found = []
     for d in DIRECTIONS:
-        attention, copies, needs = times["attention", d][0], times["communication", d][0], apart.needs[d]
+        attention, copies, needs = times["attention", d].slowest, times["communication", d].slowest, apart.needs[d]
         leaving = max(0.0, copies - keys - 1e3 * apart.summed / SUM_RATE) if d == "backward" else 0.0
         end = max(keys + leaving, soonest_end(needs, PROCESSORS, attention, keys, leaving)) if len(needs.rows) else 0.0
         found.append(best(attention, copies, end)[0] if end else 0.0)
@@ -222,11 +237,6 @@ def host(clock: Clock, way: str) -> dict[str, float]:
     return {f"host_{d}_ms": statistics.median(clock.host[way, d]) for d in ("forward", "backward") if (way, d) in clock.host}
 
 
-def quartiles(spread: Times, way: str) -> dict[str, tuple[float, float]]:
-    """Of the rounds, slowest rank, ms."""
-    return {f"{d}_quartiles_ms": spread[way, d] for d in DIRECTIONS}
-
-
 def head(cell: Cell, world: int, way: str) -> dict[str, Any]:
     return {
         "mask": cell.mask,
@@ -240,25 +250,26 @@ def head(cell: Cell, world: int, way: str) -> dict[str, Any]:
     }
 
 
-def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, rounds: int) -> dict[str, Any]:
-    """What the file says of one way."""
+def row(rank: Rank, way: str, p: AttentionPlan, strategy: str, times: Times, figures: Mapping[str, Interval]) -> dict[str, Any]:
+    """What the file says of one way. figures: of the gated one, what rounds say of it."""
     kernels = "dual-chunk attention" if way == "dual-chunk gather" else "attention" if way == "gated" else ""
-    made: dict[str, Any] = {**head(rank.cell, rank.peer.world, way), "rounds": rounds, "balance": p.imbalance}
+    made: dict[str, Any] = {**head(rank.cell, rank.peer.world, way), "balance": p.imbalance}
     made |= {"chunk": p.rows.size_of(0), "rows_most": max(map(p.rows.local_length, range(p.world)))}
-    for d in ("forward", "backward"):
-        made[f"{d}_ms"] = times[way, d][0]
-        attention = times.get((kernels, d))
-        comm = times.get(("communication", d)) if way == "gated" else None
+    travels = p.traffic(strategy, 0, "forward") != ((0,) * p.world,) * p.world
+    for d in DIRECTIONS:
+        made[f"{d}_ms"] = times[way, d].slowest
+        attention, comm = times.get((kernels, d)), times.get(("communication", d)) if way == "gated" else None
         made[f"attention_{d}_ms"], made[f"attention_{d}_mean_ms"] = attention or (None, None)
-        made[f"comm_{d}_ms"] = comm[0] if comm else None
-        hidden = attention is not None and comm is not None and p.traffic(strategy, 0, "forward") != ((0,) * p.world,) * p.world
-        made[f"e_{d}"] = 1 - (times[way, d][0] - attention[0]) / comm[0] if hidden and attention and comm else None
+        made[f"comm_{d}_ms"] = comm.slowest if comm else None
+        made[f"e_{d}"] = None
+        if travels and comm and f"beyond_{d}_ms" in figures:
+            e, high, low = (1 - beyond / comm.slowest for beyond in figures[f"beyond_{d}_ms"])
+            made |= {f"e_{d}": e, f"e_{d}_interval": (low, high)}
         bytes_to = zip(*p.traffic(strategy, 0, d, rank.cell.batch), strict=True)  # type: ignore[arg-type]
         made[f"bytes_{d}"] = max(map(sum, bytes_to))
     if way == KEPT:
         made["bytes_backward"] -= made["bytes_forward"]
-    made["step_ms"] = made["forward_ms"] + made["backward_ms"]
-    return made
+    return {**made, "step_ms": made["forward_ms"] + made["backward_ms"], **figures}
 
 
 # ---------------------------------------------------------------- processes
@@ -296,21 +307,24 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         digests()  # takes seconds
     everywhere = [w for w in EVERYWHERE if re.search(args.way, w)]
     every = [w for w in (*WAYS, *(["torch context parallel"] if args.torch else [])) if re.search(args.way, w)]
-    for number, cell in enumerate(replace(c, rows=c.rows // args.shrink) for c in cells(world) if re.search(args.match, str(c))):
+    for cell in sorted(cells(world), key=lambda c: not (args.first and re.search(args.first, str(c)))):
+        if not re.search(args.match, str(cell)):
+            continue
         left = torch.tensor([deadline - time.time()], device=device)
         dist.all_reduce(left, op=dist.ReduceOp.MIN)
         if left.item() < 3:
             break
+        started = time.monotonic()
+        ways = [w for w in everywhere if w == "gated"] if cell.chunks else every if in_full(cell) else everywhere
+        cell = replace(cell, rows=cell.rows // args.shrink)
         case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
         spec = case.spec()
-        started = time.monotonic()
-        ways = [w for w in everywhere if w == "gated"] if cell.chunks else every if number < FULL else everywhere
         found = measure(Rank(peer, device, cell, case, spec), ways, left.item() * 2 / 3)
         rows += found
         if rank == 0:
             write(args.out, world, rows)
             print(f"{cell}: {line(found)}  ({time.monotonic() - started:.1f} s)", flush=True)
-            print(*(f"    {bar}" for bar in bars(found) if bar.holds is not True), sep="\n", flush=True)
+            print(*(f"    {bar}" for bar in bars(found) if bar.level or bar.holds is not True), sep="\n", flush=True)
         if ON_GPUS and torch.cuda.memory_reserved() > MUCH:  # to grow again takes seconds
             torch.cuda.empty_cache()
     if args.profile and ON_GPUS:
@@ -325,14 +339,18 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
 
 def line(found: list[dict[str, Any]]) -> str:
     """Steps of all ways, and what the gated one hid."""
-    steps = "  ".join(f"{r['way']} {r['step_ms']:.2f}" if "step_ms" in r else f"{r['way']}: {r['why']}" for r in found)
+
+    def step(r: dict[str, Any]) -> str:
+        return f"{r['step_ms']:.2f}" + (" (late)" if r["late"] else "") if "step_ms" in r else f": {r['why']}"
+
+    steps = "  ".join(f"{r['way']} {step(r)}" for r in found)
     ours = next((r for r in found if r["way"] in ("gated", CHUNKED) and "step_ms" in r), None)
     if ours is None:
         return steps + " ms"
     e = " / ".join("none" if ours[f"e_{d}"] is None else f"{ours[f'e_{d}']:.3f}" for d in ("forward", "backward"))
     off = "" if ours["off_all_gather"] is None else f"  same bits {ours['same_bits']}, off {ours['off_all_gather']:.1e}"
     us = " / ".join(f"{1e3 * ours.get(f'host_{d}_ms', 0):.0f}" for d in ("forward", "backward"))
-    return f"{steps} ms  E {e}{off}  host {us} us"
+    return f"{steps} ms  E {e}{off}  host {us} us  rounds {ours['rounds']}"
 
 
 def copying_ctas(rank: Rank, ways: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -392,6 +410,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_gpus.json")
     parser.add_argument("--match", default="", help="cells in whose line this regular expression is found")
+    parser.add_argument("--first", default="", help="likewise, those that come first")
     parser.add_argument("--way", default="", help="ways in whose name this is found (likewise)")
     parser.add_argument("--torch", action="store_true", help="torch's context parallelism too")
     parser.add_argument("--profile", action="store_true", help="at the end, which kernels copy, and by how many CTAs")

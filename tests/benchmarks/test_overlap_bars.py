@@ -51,3 +51,35 @@ def test_a_bar_says_by_how_much() -> None:
     first = bars(rows(forward_ms=1.4, e_forward=0.5))[0]
     assert str(first).startswith("BELOW causal_document, 16384 rows a GPU, 32 on 32 heads: E forward 0.500 of 0.900")
     assert "exposed 400 us" in str(first)
+
+
+def test_what_rounds_say_themselves_counts_and_what_they_do_not_tell_is_level() -> None:
+    """Medians of all rounds say 8 / 6.04 and 3.6 / 6.04 of dual chunk's step."""
+    firm = {"faster_step": (0.99, 0.985, 0.995), "share_step": (0.97, 0.955, 0.98), "e_forward_interval": (0.92, 0.97)}
+    open_ = {"faster_forward": (0.998, 0.99, 1.004), "share_forward": (0.952, 0.94, 0.96)}
+    ours, dual = rows()
+    found = {bar.what: bar for bar in bars([{**ours, **firm, **open_}, dual])}
+    above, share = "speed-up over dual chunk with all-gather", "share of what two losses allow"
+    assert [(found[f"{above}, {d}"].value, found[f"{above}, {d}"].level) for d in ("step", "forward")] == [
+        (0.99, False),
+        (0.998, True),
+    ]
+    assert not found[f"{above}, step"].holds
+    assert not found[f"{above}, forward"].holds, "its value is below, level or not"
+    assert found[f"{share}, forward"].holds
+    assert found[f"{share}, forward"].level
+    assert not found[f"{share}, step"].level
+    assert not found["E forward"].level
+    assert str(found[f"{above}, forward"]).startswith("level ")
+    assert str(found[f"{above}, forward"]).endswith("0.998 of 1.000, 0.990 to 1.004")
+    assert found[f"{above}, backward"].low is None
+
+
+def test_a_cell_whose_hosts_were_late_in_every_round_is_not_judged() -> None:
+    ours, dual = rows()
+    assert bars([{**ours, "late": True}, dual]) == []
+    assert {bar.what for bar in bars([ours, {**dual, "late": True}])} == {
+        "E forward",
+        "E backward",
+        "hidden over attention, backward",
+    }

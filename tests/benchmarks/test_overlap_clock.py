@@ -1,8 +1,10 @@
-"""What is compared follows each other equally often, in whole squares with nothing between."""
+"""The clock between GPUs on a simulated one: hosts are ahead, late rounds are made again, squares are whole."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,9 +12,206 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from benchmarks import overlap_clock
-from benchmarks.overlap_clock import FEWEST, MOST, OTHERS, in_time, orders, pace, rounds, whole_squares
+from benchmarks.overlap_clock import (
+    CYCLES,
+    FEWEST,
+    LONGEST,
+    MOST,
+    MOST_OPEN,
+    PATIENCE,
+    SECONDS,
+    SECONDS_OPEN,
+    Clock,
+    Figure,
+    Round,
+    goes_on,
+    middle,
+    orders,
+    squares,
+    turns,
+)
+
+
+@dataclass
+class Machine:
+    """A host and its GPU's only stream, in milliseconds. now, free: when the host and the GPU come to what is next."""
+
+    now: float = 0.0
+    free: float = 0.0
+    slept: list[float] = field(default_factory=list)
+    of_other_rank: Callable[[Tensor], Tensor] = torch.clone
+
+    def enqueue(self, ms: float) -> None:
+        self.free = max(self.now, self.free) + ms
+
+    def call(self, host: float, gpu: float) -> None:
+        """Its kernel is enqueued halfway."""
+        self.now += host / 2
+        self.enqueue(gpu)
+        self.now += host / 2
+
+    def sleep(self, cycles: int) -> None:
+        self.slept.append(cycles / CYCLES)
+        self.enqueue(cycles / CYCLES)
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free)
+
+    def gather(self, everyone: list[Tensor], mine: Tensor, group: object) -> None:
+        everyone[:] = [mine, self.of_other_rank(mine)]
+
+
+@dataclass
+class Event:
+    machine: Machine
+    at: float = 0.0
+
+    def record(self) -> None:
+        self.at = max(self.machine.now, self.machine.free)
+
+    def query(self) -> bool:
+        return self.at <= self.machine.now
+
+    def synchronize(self) -> None:
+        self.machine.now = max(self.machine.now, self.at)
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at - self.at
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    cuda = SimpleNamespace(_sleep=made.sleep, synchronize=made.synchronize, Event=lambda enable_timing: Event(made))
+    monkeypatch.setattr(overlap_clock, "ON_GPUS", True)
+    monkeypatch.setattr(overlap_clock.torch, "cuda", cuda)
+    reduce = SimpleNamespace(all_reduce=lambda *_, **__: None, all_gather=made.gather, ReduceOp=overlap_clock.dist.ReduceOp)
+    monkeypatch.setattr(overlap_clock, "dist", reduce)
+    ticks = SimpleNamespace(perf_counter=lambda: made.now / 1e3, monotonic=lambda: made.now / 1e3)
+    monkeypatch.setattr(overlap_clock, "time", ticks)
+    return made
+
+
+def a_clock() -> Clock:
+    return Clock(SimpleNamespace(group=None, world=2), torch.device("cpu"))  # type: ignore[arg-type]
+
+
+Costs = dict[str, tuple[float, float]]
+"""ms of the host and of the GPU."""
+
+
+def step(machine: Machine, clock: Clock, costs: Costs) -> Callable[[str], None]:
+    """Runs a way forward and, twice as long, backward."""
+
+    def run(name: str) -> None:
+        host, gpu = costs[name]
+        clock.time(name, "forward", lambda: machine.call(host, gpu))
+        clock.time(name, "backward", lambda: machine.call(2 * host, 2 * gpu))
+
+    return run
+
+
+def sides(found: list[Round]) -> dict[str, float]:
+    return {name: middle([made.calls[name, "forward"] for made in found])[0].slowest for name in {n for n, _ in found[0].calls}}
+
+
+def test_of_short_calls_the_gpu_s_time_is_told_though_hosts_take_longer(machine: Machine) -> None:
+    clock, costs = a_clock(), {"gated": (1.5, 0.3), "dual": (0.5, 0.5), "attention": (0.2, 0.25)}
+    found = squares(clock, step(machine, clock, costs), list(costs), 100.0, lambda _: False)
+    assert len(found) == MOST
+    assert not any(made.late for made in found)
+    assert sides(found) == pytest.approx({name: gpu for name, (_, gpu) in costs.items()})
+
+
+def test_before_long_calls_nobody_waits(machine: Machine) -> None:
+    """The host is ahead by a call, so a pause would only let GPUs cool."""
+    clock, costs = a_clock(), {"gated": (1.5, 50.0), "dual": (0.5, 49.0)}
+    found = squares(clock, step(machine, clock, costs), list(costs), 1.0, lambda _: False)
+    assert not any(made.late for made in found)
+    machine.slept.clear()
+    turns(clock, step(machine, clock, costs), [["gated", "dual"]] * 4)
+    assert len(machine.slept) == 1, "the first: behind what all ranks tell each other, nothing runs"
+
+
+def test_copies_alone_are_in_time_behind_steps_however_long(machine: Machine) -> None:
+    clock = a_clock()
+    run = step(machine, clock, {"ring": (1.0, 60.0), "communication": (2.0, 0.3)})
+    turns(clock, run, [["ring"]] * 3)
+    found = turns(clock, run, [["communication"]] * 3)
+    assert [made.late for made in found] == [False] * 3
+    assert sides(found) == {"communication": pytest.approx(0.3)}
+
+
+def test_a_round_in_which_a_host_was_late_is_made_again(machine: Machine) -> None:
+    clock, calls = a_clock(), 0
+
+    def run(name: str) -> None:
+        nonlocal calls
+        calls += 1
+        hiccup = 30.0 if calls in (3, 11) else 0.0
+        clock.time(name, "forward", lambda: machine.call(0.5 + hiccup, 0.25))
+
+    found = turns(clock, run, [["a", "b"], ["b", "a"]] * 3)
+    assert len(found) == 6
+    assert calls == 16
+    assert Counter(tuple(name for name, _ in made.calls) for made in found) == {("a", "b"): 3, ("b", "a"): 3}
+    assert sides(found) == {"a": 0.25, "b": 0.25}
+
+
+def test_hosts_that_need_longer_than_they_did_get_it(machine: Machine) -> None:
+    clock, host = a_clock(), 0.5
+
+    def run(name: str) -> None:
+        clock.time(name, "forward", lambda: machine.call(host, 0.25))
+
+    turns(clock, run, [["a"]] * 9)
+    host = 8.0
+    found = turns(clock, run, [["a"]] * 3)
+    assert not any(made.late for made in found)
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_rounds_never_end_for_a_host_that_is_always_late_and_say_so(machine: Machine, other: bool) -> None:
+    """This one's, or that of another rank."""
+    clock, costs = a_clock(), {"gated": (0.5 if other else 2 * LONGEST, 0.25)}
+    if other:
+        machine.of_other_rank = lambda mine: torch.stack([mine[:, 0], torch.ones_like(mine[:, 1])], 1)
+    found = squares(clock, step(machine, clock, costs), list(costs), 1e6, lambda _: True)
+    assert [made.late for made in found] == [True]
+    ran: list[str] = []
+    assert [
+        made.late for made in turns(clock, lambda name: (ran.append(name), step(machine, clock, costs)(name)), [["gated"]] * 2)
+    ]
+    assert len(ran) == 2 * PATIENCE
+
+
+def test_squares_that_were_in_time_count_when_hosts_no_longer_are(machine: Machine) -> None:
+    clock, made = a_clock(), 0
+
+    def run(name: str) -> None:
+        nonlocal made
+        made += 1
+        host = 0.5 if made <= 9 else 3 * LONGEST
+        clock.time(name, "forward", lambda: machine.call(host, 0.25))
+
+    found = squares(clock, run, ["a", "b"], 1e6, lambda _: True)
+    assert [done.late for done in found] == [False, False]
+
+
+def test_times_are_those_of_the_slowest_rank(machine: Machine) -> None:
+    clock = a_clock()
+    machine.of_other_rank = lambda mine: mine * torch.tensor([3.0, 0.0])
+    (found,) = turns(clock, step(machine, clock, {"a": (0.1, 5.0)}), [["a"]])
+    assert found.calls["a", "forward"] == (15.0, 10.0)
+
+
+def test_medians_and_quartiles_of_rounds() -> None:
+    found, quartiles = middle([Figure(4, 1), Figure(1, 2), Figure(2, 3), Figure(3, 8), Figure(5, 9)])
+    assert found == (3, 3)
+    assert quartiles == (2, 4)
 
 
 @pytest.mark.parametrize("n", range(1, 8))
@@ -25,48 +224,24 @@ def test_each_is_right_behind_every_other_equally_often(n: int) -> None:
     assert len(set(Counter(row[0] for row in rows).values())) == 1
 
 
-def test_whole_squares_and_then_the_others_apart() -> None:
-    found = list(rounds("abcd", "xy", 8))
-    assert [sorted(names) for names in found] == [list("abcd")] * 8 + [list("xy")] * OTHERS
-    assert found[4:8] == found[:4]
-    assert len({tuple(names) for names in found[:4]}) == 4
-    assert list(rounds("", "x", 8))[8:] == [["x"]] * OTHERS
+@given(rounds=st.integers(1, 60), until=st.floats(0, 30), seconds=st.floats(0, 100), undecided=st.booleans())
+def test_more_squares_as_the_time_allows_and_bars_ask_for(rounds: int, until: float, seconds: float, undecided: bool) -> None:
+    more = goes_on(rounds, until, seconds, undecided)
+    if until > seconds:
+        assert not more
+    elif rounds < FEWEST or (rounds < MOST and until <= SECONDS):
+        assert more
+    elif rounds >= MOST_OPEN or until > SECONDS_OPEN:
+        assert not more
+    else:
+        assert more == undecided
 
 
-@pytest.mark.parametrize("ways", range(1, 6))
-@given(step=st.floats(1e-4, 10), left=st.floats(0.0, 200))
-def test_rounds_are_whole_squares_that_the_time_allows(ways: int, step: float, left: float) -> None:
-    square = len(orders(ways))
-    found = whole_squares(ways, step, left)
-    assert found % square == 0
-    assert square <= found <= max(square, MOST)
-    assert found == square or found * ways * step <= left
-    if left > (FEWEST + square) * ways * step:
-        assert found > FEWEST - square
+def test_long_calls_have_two_squares_of_four_shorter_ones_three_and_doubtful_ones_more(machine: Machine) -> None:
+    def rounds(ms: float, seconds: float = 100.0, undecided: bool = False) -> int:
+        clock, ways = a_clock(), dict.fromkeys("abcd", (0.5, ms))
+        return len(squares(clock, step(machine, clock, ways), list(ways), seconds, lambda _: undecided))
 
-
-def test_long_calls_have_two_squares_of_four_and_shorter_ones_three() -> None:
-    assert [whole_squares(4, step, 100) for step in (0.39, 0.196, 0.1, 0.003)] == [8, 8, 12, 12]
-    assert whole_squares(2, 0.003, 100) == 12
-
-
-@pytest.mark.parametrize(("late", "counts"), [("0100", "1011"), ("1111", "1111"), ("0000", "1111")])
-def test_rounds_in_which_a_host_was_late_do_not_count(late: str, counts: str) -> None:
-    found = in_time(torch.tensor([x == "1" for x in late]))
-    assert "".join("01"[x] for x in found.tolist()) == counts
-
-
-@pytest.mark.parametrize(("seconds", "ahead"), [((0.05, 0.001), True), ((0.05, 0.05), False), ((0.001, 0.05), True)])
-def test_what_takes_long_once_is_not_a_long_call(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], ahead: bool
-) -> None:
-    """GPUs wait for the hosts of short calls alone."""
-    now, takes = [0.0], iter(seconds)
-    monkeypatch.setattr(overlap_clock.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(overlap_clock.dist, "all_reduce", lambda *_, **__: None)
-
-    def call() -> None:
-        now[0] += next(takes)
-
-    planned = pace(SimpleNamespace(group=None), torch.device("cpu"), [[call]], 100.0)  # type: ignore[arg-type]
-    assert (planned.ahead > 0) == ahead
+    assert [rounds(ms) for ms in (130, 65, 33, 1)] == [8, 8, 12, 12]
+    assert [rounds(ms, undecided=True) for ms in (130, 100, 65, 1)] == [8, 12, 24, 24]
+    assert rounds(130, seconds=1.0) == 4
