@@ -61,6 +61,7 @@ def test_short_tiles_come_last_where_they_are_few() -> None:
     assert dealing(16, MaskForm(lts=True), deterministic=True) == Dealing(4)
     assert dealing(16, MaskForm(lts=True, uts=True, ute=True)) == Dealing(8, falling=True), "a tile may be seen by all rows"
     assert dealing(6, MaskForm(lts=True, uts=True, ute=True)) == Dealing(6, falling=True)
+    assert dealing(16, MaskForm(lts=True, ute=True)) == Dealing(4, falling=True)
     assert dealing(512, MaskForm(lts=True, uts=True, ute=True)) == Dealing()
 
 
