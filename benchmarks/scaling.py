@@ -9,8 +9,8 @@ on one GPU ("P = 1"), and that of the whole mask itself as vectors alone and on 
 the exchange added by the printed model of the links. Without a Hopper GPU the times are the model's (tile costs at a
 constant rate): the table then compares assignments, not kernels.
 
-Chunks are an eighth of a rank's rows, but those of HCC-IPO, which is the plan that `maskc.plan` makes by default: its
-chunks may be twice as large, and where contiguous or zigzag owners are as even, it takes them.
+Chunks are an eighth of a rank's rows, but those of the plan that `maskc.plan` makes by default: rows there are arcs, or
+chunks, and where contiguous or zigzag owners of chunks are as even, it takes them (`method` of a row).
 
 The ranks of all ways and the whole mask stand in one shuffled order, several rounds of it, so that a GPU that slows down
 as it gets warm slows all of them; forwards and backwards have rounds of their own. Cells come in the order of their
@@ -52,7 +52,7 @@ ROWS = 8192
 """Rows of a rank."""
 WORLDS = (4, 8, 16, 32)
 MASKS = ("causal_document", "prefix_lm_document", "share_question", "sliding_window", "causal")
-WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
+WAYS = ("contiguous", "dual chunk", "heap", "LPT", "default")
 BALANCED = WAYS[-1]
 HEADS = 64
 """Query heads of the paper."""
@@ -63,7 +63,7 @@ SETTLED = 1.1
 LARGE = 8
 """Ranks above which the whole mask as vectors alone is not timed."""
 LONG = 16
-"""Ranks above which a round is so long that one is enough, and two for HCC-IPO and the whole mask."""
+"""Ranks above which a round is so long that one is enough, and two for the default plan and the whole mask."""
 SETTLE = 0.06
 """Seconds after which the clock of the GPU is that of the kernels that run."""
 FEW_SAMPLES = 8
@@ -123,7 +123,7 @@ def plans(spec: Any, world: int, names: Sequence[str]) -> dict[str, AttentionPla
         "dual chunk": lambda: plan(spec, world_size=world, order="zigzag", chunk=chunk),
         "heap": lambda: assigned(eighths, greedy(loads, world), "heap"),
         "LPT": lambda: assigned(eighths, balance(loads, world, pairs=False), "LPT"),
-        "HCC-IPO": lambda: plan(spec, world_size=world),
+        "default": lambda: plan(spec, world_size=world),
     }
     return {name: makers[name]() for name in names}
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from benchmarks.records import NoData, Row, length, results, rows_of, table
 
-WAYS = ("contiguous", "dual chunk", "heap", "LPT", "HCC-IPO")
+WAYS = ("contiguous", "dual chunk", "heap", "LPT", "default")
 DIRECTIONS = ("forward", "backward")
 
 # ---------------------------------------------------------------- ranks in turn
@@ -43,7 +43,7 @@ def kept() -> str:
 
 def _balanced(*needed: str) -> list[Row]:
     """Rows of balanced ranks. Raises NoData where there is none."""
-    found = [r for r in rows_of("scaling", *needed) if r["way"] == "HCC-IPO"]
+    found = [r for r in rows_of("scaling", *needed) if r["way"] == "default"]
     if not found:
         raise NoData("scaling")
     return found
@@ -122,7 +122,7 @@ def _fits() -> dict[str, dict[str, float]]:
 
 
 def peak(which: str) -> str:
-    """`causal_document,8,HCC-IPO,forward`: measured peak over mean of simulated ranks."""
+    """`causal_document,8,default,forward`: measured peak over mean of simulated ranks."""
     mask, world, way, direction = which.split(",")
     found = [r for r in rows_of("scaling") if r["mask"] == mask and r["world"] == int(world) and r["way"] == way]
     if not found:

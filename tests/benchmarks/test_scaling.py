@@ -56,7 +56,7 @@ def test_rows_of_the_model() -> None:
     rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), WAYS, 3, None)
     assert [r["way"] for r in rows] == list(WAYS)
     peaks = {r["way"]: r["forward_peak_over_mean"] for r in rows}
-    assert peaks["HCC-IPO"] == min(peaks.values()) >= 1
+    assert peaks["default"] == min(peaks.values()) >= 1
     assert all(r["forward_peak_over_mean"] == pytest.approx(r["predicted_peak_over_mean"]) for r in rows)
     assert all(not r["measured"] and "forward_rate_against_one" not in r for r in rows)
     assert all(line(r) for r in rows)
@@ -79,8 +79,8 @@ def test_rows_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "Bench", Bench)
     bound = BoundMask.vectors
     monkeypatch.setattr(BoundMask, "vectors", lambda self, nq=None, nk=None, device=None: bound(self, nq, nk))
-    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "HCC-IPO"), 3, torch.device("cpu"))
-    assert asked[ALONE] == asked["HCC-IPO 3"] == 3
+    rows = cell_rows(Cell("causal_document", 4, Shape(8, 2, 1, 128)), ("contiguous", "default"), 3, torch.device("cpu"))
+    assert asked[ALONE] == asked["default 3"] == 3
     assert (asked["contiguous 0"], asked[FOLDED]) == (1, 2)
     for r in rows:
         assert (r["forward_rate_against_one"], r["backward_rate_against_one"]) == (1.0, 0.8)
@@ -135,15 +135,15 @@ def test_tiles_are_counted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", ["scaling", "--tiles", "--out", str(out)])
     scaling.main()
     counted = {r["way"]: r for r in json.loads(out.read_text())["rows"] if "ranks_tiles" in r}
-    assert set(counted) == {"HCC-IPO"}
-    row = counted["HCC-IPO"]
+    assert set(counted) == {"default"}
+    row = counted["default"]
     assert [row[f"{kind}_tiles_over_one"] for kind in ("forward", "backward", "key")] == [1, 1, (5 + 6 + 7 + 8) / 8]
     assert [keys for *_, keys in row["ranks_tiles"]] == [32, 28, 24, 20]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "scaling.json"
-    options = ["--worlds", "4", "8", "--masks", "causal", "--ways", "HCC-IPO", "--seconds", "-1", "--out", str(out)]
+    options = ["--worlds", "4", "8", "--masks", "causal", "--ways", "default", "--seconds", "-1", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["scaling", *options])
     scaling.main()
     data = json.loads(out.read_text())

@@ -66,7 +66,7 @@ def results() -> dict[str, dict[str, Any]]:
         }
         for mask in MASKS
         for world in (4, 8, 16)
-        for way, f in (("contiguous", 12.0), ("HCC-IPO", 1.0))
+        for way, f in (("contiguous", 12.0), ("default", 1.0))
     ]
     overlap = [
         {
