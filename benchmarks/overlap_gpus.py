@@ -186,8 +186,8 @@ def timed(clock: Clock, runs: Mapping[str, Run], results: Mapping[str, Result], 
 
     compared = [name for name in COMPARED if name in runs]
     together = squares(clock, run, compared, seconds, doubtful) if compared else []
-    alone = {name: turns(clock, run, [[name]] * OTHERS) for name in runs if name not in compared}
-    return dict.fromkeys(compared, together) | alone
+    others = {name: turns(clock, run, [[name]] * OTHERS) for name in runs if name not in compared}
+    return dict.fromkeys(compared, together) | others
 
 
 def possible(rank: Rank, apart: Alone, times: Times) -> dict[str, float | None]:
@@ -283,7 +283,7 @@ def sources_of(masks: Sequence[str], world: int) -> list[CudaSource]:
         sources += [k.source for k in KERNELS["prep"](Request(spec.compiled.fn, spec.compiled.program))]
         v = spec.vectors(4096, 4096)
         for order in ("balanced", "zigzag"):
-            p = make_plan(spec, world_size=world, chunk=128, order=order)  # type: ignore[arg-type]
+            p = make_plan(spec, world_size=world, chunk=128, order=order)
             sets = [overlap_plan(p, 0).columns, tuple(range(p.keys.chunk_count)), p.keys.chunks_of(0)]
             forms |= {hopper.mask_form(localize(v, p.rows, p.rows.chunks_of(0), p.keys, c)) for c in sets}
     for form in forms:

@@ -6,6 +6,7 @@ import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_a_cell_has_a_row_of_every_way(ranks: Pool) -> None:  # noqa: F811
 
 
 def nodes(rank: int, group: Any) -> list[dict[str, Any]]:
-    return list(islice(overlap_nodes.rows([rank], torch.device("cpu"), 128, 2, group), 8))
+    with patch.multiple(overlap_nodes, REPEATS=2, MORE=0.0):  # times of hosts never agree
+        return list(islice(overlap_nodes.rows([rank], torch.device("cpu"), 128, 2, group), 8))
 
 
 def test_routing_over_nodes_saves_what_the_plan_says(ranks: Pool) -> None:  # noqa: F811
@@ -100,3 +102,21 @@ def test_the_file_names_what_it_was_measured_with_and_keeps_what_is_not_measured
     out.write_text(json.dumps({**record, "digest": "of other sources"}))
     overlap_gpus.write(out, 2, [{"way": "gated", "step_ms": 3}])
     assert json.loads(out.read_text())["rows"] == [{"way": "gated", "step_ms": 3}]
+
+
+def three(rank: int, group: Any) -> list[dict[str, Any]]:
+    return overlap_gpus.measure(rank_of(group), ("gated", "dual-chunk gather"), 1.0)
+
+
+def test_any_number_of_ranks_is_compared_round_by_round(ranks: Pool) -> None:  # noqa: F811
+    found = ranks.run(3, three)
+    assert [[r["rounds"] for r in rows] for rows in found] == [[found[0][0]["rounds"]] * 2] * 3, "all ranks end together"
+    ours = found[0][0]
+    assert ours["world"] == 3
+    assert ours["rounds"] % 4 == 0
+    for d in ("forward", "backward", "step"):
+        value, low, high = ours[f"faster_{d}"]
+        assert low <= value <= high
+    assert ours["e_forward"] == pytest.approx(1 - ours["beyond_forward_ms"][0] / ours["comm_forward_ms"])
+    low, high = ours["e_forward_interval"]
+    assert low <= ours["e_forward"] <= high
