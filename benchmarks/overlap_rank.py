@@ -13,7 +13,7 @@ from benchmarks.overlap_bounds import Needs, needs_of
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, Problem
 from maskc.boundary import VECTOR_NAMES, BoundaryVectors
 from maskc.runtime import hopper, ops
-from maskc.runtime.driver_api import StreamWord
+from maskc.runtime.driver_streams import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.merge import merge

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.octets import from_octets
-from maskc.runtime import driver_api
+from maskc.runtime import driver_streams
 from maskc.runtime.copies import copy
 from maskc.runtime.layout import Layout
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, plan_visits
@@ -216,4 +216,4 @@ def _between_gpus(into: Tensor, source: Tensor, device: torch.device) -> None:
     width = into[0].numel() * into.element_size()
     pitches = into.stride(0) * into.element_size(), source.stride(0) * source.element_size()
     stream = torch.cuda.current_stream(device).cuda_stream
-    driver_api.copy_pieces(into.data_ptr(), source.data_ptr(), width, into.shape[0], pitches, stream)
+    driver_streams.copy_pieces(into.data_ptr(), source.data_ptr(), width, into.shape[0], pitches, stream)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from maskc.runtime import driver_api
+from maskc.runtime import driver_streams
 
 
 class Copy(NamedTuple):
@@ -42,9 +43,17 @@ class Copy(NamedTuple):
     def enqueue(self, stream: int, ahead: int = 0) -> None:
         """On a stream, by its handle; the source lies `ahead` bytes further on."""
         if self.pieces == 1:
-            driver_api.copy(self.into, self.source + ahead, self.width, stream)
+            driver_streams.copy(self.into, self.source + ahead, self.width, stream)
         else:
-            driver_api.copy_pieces(self.into, self.source + ahead, self.width, self.pieces, self.pitches, stream)
+            driver_streams.copy_pieces(self.into, self.source + ahead, self.width, self.pieces, self.pitches, stream)
+
+    def ready(self) -> Callable[[int, int], None]:
+        """`enqueue`, to be called again and again, by one thread at a time."""
+        into, source, width, pieces, pitches = self
+        if pieces == 1:
+            return lambda stream, ahead: driver_streams.copy(into, source + ahead, width, stream)
+        made = driver_streams.Copy2D(into, width, pieces, pitches)
+        return lambda stream, ahead: made.enqueue(source + ahead, stream)
 
 
 def copies_of(into: Tensor, source: Tensor) -> tuple[Copy, ...]:

@@ -8,13 +8,12 @@ otherwise and may be captured into a CUDA graph once the kernel has run on that 
 from __future__ import annotations
 
 import ctypes
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -22,8 +21,6 @@ from maskc.binding.streams import current_handle
 from maskc.diagnostics import MaskcError, error
 
 TENSOR_MAP_BYTES = 128
-MOST_WORDS = 255
-"""That the driver takes in one operation of a stream."""
 SHARED_WITHOUT_ASKING = 48 * 1024  # dynamic shared memory that needs no attribute
 Dim3 = tuple[int, int, int]
 
@@ -195,103 +192,7 @@ def _attribute(which: Any, value: Any) -> Any:
     return attribute
 
 
-# These go to the driver without cuda-python, whose objects cost the host several times what the driver does: an overlapped
-# call has some hundred of them. The context of the device is the current one, as it is once torch has used the device.
-
-
-def copy(into: int, source: int, size: int, stream: int) -> None:
-    """Enqueue a copy of `size` bytes between addresses of any kind on `stream`."""
-    if status := _stream_calls().copy(into, source, size, stream):
-        raise _failed("cuMemcpyAsync", status)
-
-
-def copy_pieces(into: int, source: int, width: int, pieces: int, pitches: tuple[int, int], stream: int) -> None:
-    """Enqueue a copy of `pieces` pieces of `width` bytes, `pitches` bytes apart at both ends, on `stream`."""
-    what = _Copy2D(srcMemoryType=_UNIFIED, dstMemoryType=_UNIFIED, srcDevice=source, dstDevice=into)
-    what.srcPitch, what.dstPitch, what.WidthInBytes, what.Height = pitches[1], pitches[0], width, pieces
-    if status := _stream_calls().copy_pieces(ctypes.byref(what), stream):
-        raise _failed("cuMemcpy2DAsync", status)
-
-
-def write_value(address: int, value: int, stream: int) -> None:
-    """Write a 32-bit word at a device address once everything before it on `stream` is done."""
-    if status := _stream_calls().write(stream, address, value, 0):
-        raise _failed("cuStreamWriteValue32", status)
-
-
-def wait_value(address: int, value: int, stream: int) -> None:
-    """Hold `stream` until the 32-bit word at a device address is at least `value` (in cyclic order)."""
-    if status := _stream_calls().wait(stream, address, value, _AT_LEAST):
-        raise _failed("cuStreamWaitValue32", status)
-
-
-class StreamWord(NamedTuple):
-    """A 32-bit word at a device address that a stream waits for (`waits`), as `wait_value`, or writes, as `write_value`."""
-
-    waits: bool
-    address: int
-    value: int
-
-
-def stream_words(words: Sequence[StreamWord], stream: int) -> None:
-    """Enqueue that the words are waited for and written one after the other, in one operation of `stream` for MOST_WORDS."""
-    if len(words) <= 1:
-        for waits, address, value in words:
-            (wait_value if waits else write_value)(address, value, stream)
-        return
-    for at in range(0, len(words), MOST_WORDS):
-        some = words[at : at + MOST_WORDS]
-        packed = b"".join(_MEMORY_OPERATION.pack(1 if waits else 2, address, value, _AT_LEAST) for waits, address, value in some)
-        if status := _stream_calls().words(stream, len(some), packed, 0):
-            raise _failed("cuStreamBatchMemOp", status)
-
-
-_UNIFIED, _AT_LEAST = 4, 0  # CU_MEMORYTYPE_UNIFIED, CU_STREAM_WAIT_VALUE_GEQ
-_MEMORY_OPERATION = struct.Struct("<I4xQQI20x")
-"""CUstreamBatchMemOpParams: operation (wait 1, write 2), address, value, flags; an alias of the address; 48 bytes in all."""
-
-
-class _Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
-
-    _fields_ = [
-        *((name, ctypes.c_size_t) for name in ("srcXInBytes", "srcY")),
-        ("srcMemoryType", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("srcHost", "srcDevice", "srcArray")),
-        *((name, ctypes.c_size_t) for name in ("srcPitch", "dstXInBytes", "dstY")),
-        ("dstMemoryType", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("dstHost", "dstDevice", "dstArray")),
-        *((name, ctypes.c_size_t) for name in ("dstPitch", "WidthInBytes", "Height")),
-    ]
-
-
-class _StreamCalls(NamedTuple):
-    copy: Callable[..., int]
-    copy_pieces: Callable[..., int]
-    write: Callable[..., int]
-    wait: Callable[..., int]
-    words: Callable[..., int]
-
-
-@cache
-def _stream_calls() -> _StreamCalls:
-    word, address, stream = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
-    library = _libcuda()
-    made = []
-    for name, kinds in (
-        ("cuMemcpyAsync", (address, address, ctypes.c_size_t, stream)),
-        ("cuMemcpy2DAsync_v2", (ctypes.c_void_p, stream)),
-        ("cuStreamWriteValue32_v2", (stream, address, word, word)),
-        ("cuStreamWaitValue32_v2", (stream, address, word, word)),
-        ("cuStreamBatchMemOp_v2", (stream, word, ctypes.c_char_p, word)),
-    ):
-        call = getattr(library, name)
-        call.argtypes = kinds
-        made.append(call)
-    return _StreamCalls(*made)
-
-
-def _failed(name: str, status: int) -> MaskcError:
+def failed(name: str, status: int) -> MaskcError:
     return error("M605", f"{name} failed: {_named(status)}", None, _EARLIER)
 
 
@@ -345,7 +246,7 @@ def tensor_map(
             raise error("M607", f"no tensor map: {rule}", None, None, ("tensor", shown))
     rank = len(sizes)
     slot = _rooms.encoded
-    status = _libcuda().cuTensorMapEncodeTiled(
+    status = libcuda().cuTensorMapEncodeTiled(
         ctypes.c_void_p(slot.start),
         code,
         rank,
@@ -367,7 +268,7 @@ def tensor_map(
 def replace_address(slot: int, address: int) -> None:
     """Let the tensor of the encoded map at `slot` lie at `address`, a multiple of 16 bytes."""
     if status := _replace_address()(slot, address):
-        raise _failed("cuTensorMapReplaceAddress", status)
+        raise failed("cuTensorMapReplaceAddress", status)
 
 
 @cache
@@ -443,7 +344,7 @@ def _driver() -> ModuleType:
 
 
 @cache
-def _libcuda() -> ctypes.CDLL:
+def libcuda() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as e:

@@ -189,7 +189,7 @@ def spoil(results: Sequence[Tensor], failed: Tensor, by: Launch | None = None) -
     (by or launch)(_kernel("spoil"), (1, 1, 1), THREADS, Arguments((), params), device=results[0].device)
 
 
-def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, by: Launch | None = None) -> None:
+def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int) -> None:
     """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], by so many CTAs on torch's current stream.
 
     runs: (row of `into`, rows of `own`).
@@ -205,7 +205,7 @@ def fill(own: Pair, into: Pair, runs: Sequence[Run], ctas: int, by: Launch | Non
         params.runs = len(some)
         for i, (place, rows) in enumerate(some):
             params.place[i], params.first[i], params.rows[i] = place, rows.start, rows.stop - rows.start
-        (by or launch)(_kernel("fill"), (ctas, 1, 1), FILL_THREADS, Arguments((), params), device=into[0].device)
+        launch(_kernel("fill"), (ctas, 1, 1), FILL_THREADS, Arguments((), params), device=into[0].device)
 
 
 def copy_table(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Tensor:

@@ -28,7 +28,7 @@ from maskc.diagnostics import MaskcError, error
 from maskc.runtime import comm
 from maskc.runtime.call_order import Calls, calls_size
 from maskc.runtime.comm import Peer
-from maskc.runtime.driver_api import StreamWord
+from maskc.runtime.driver_streams import StreamWord
 from maskc.runtime.overlap import STOPPED, Lasting, Overlapped
 from maskc.runtime.protocol import Epochs, Kind, Turn, Word
 from maskc.runtime.transport import CudaQueues, HostQueues, Queues, read_word, write_word

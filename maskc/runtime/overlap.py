@@ -27,7 +27,7 @@ from torch import Tensor
 from maskc.boundary import BoundaryVectors
 from maskc.diagnostics import error
 from maskc.runtime import comm, exchange, hopper
-from maskc.runtime.driver_api import StreamWord
+from maskc.runtime.driver_streams import StreamWord
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_grads import Gradients, departing
 from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Whole, backward_block, forward_block

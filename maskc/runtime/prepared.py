@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from maskc.codegen.spec_bwd import BackwardSpec, select_backward
 from maskc.runtime import hopper, hopper_bwd
 from maskc.runtime.driver_api import context_of
 from maskc.runtime.ops import Call, Schedule
-from maskc.runtime.ready import Ready, Words, keeping
+from maskc.runtime.ready import Fresh, Ready, Words, keeping
 
 Layout = tuple[tuple[int, ...], ...]
 """The strides of some tensors; () where all are contiguous."""
@@ -30,29 +29,13 @@ BACKWARD_WORDS: tuple[Words, ...] = ((("out", 14),), (("dq", 17),), (("acc", 2),
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What each call allocates: a contiguous tensor."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> _Made:
-        return cls(tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
-
-    def on(self, device: torch.device) -> Tensor:
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)  # `empty` takes longer
-
-
-@dataclass(frozen=True, slots=True)
 class _Memory:
     """Of a call: its results and workspace, and where the parts of that lie, in the order of `pre::Params`."""
 
-    out: _Made
-    lse: _Made
-    grads: _Made
-    space: _Made
+    out: Fresh
+    lse: Fresh
+    grads: Fresh
+    space: Fresh
     offsets: tuple[int, ...]
 
     @classmethod
@@ -60,10 +43,10 @@ class _Memory:
         batch, rows, heads, _ = q.shape
         offsets = ("lse2", "dpsum", "dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order")
         return cls(
-            _Made.of(q.shape, q.dtype),
-            _Made.of((batch, heads, rows), torch.float32),
-            _Made.of(sizes.stored, sizes.stored_dtype),
-            _Made.of((sizes.bytes,), torch.uint8),
+            Fresh.of(q.shape, q.dtype),
+            Fresh.of((batch, heads, rows), torch.float32),
+            Fresh.of(sizes.stored, sizes.stored_dtype),
+            Fresh.of((sizes.bytes,), torch.uint8),
             tuple(sizes.offsets[name] for name in offsets),
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from maskc.runtime.driver_api import (
     TENSOR_MAP_BYTES,
@@ -66,6 +68,22 @@ class Ready:
             configured = configuration(grid, threads, shared, stream, None, overlap_previous)
             self._configurations[stream] = configured
         launch_configured(self._kernel, configured, room.pointers)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """What each call allocates: a contiguous tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Fresh:
+        return cls(tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
+
+    def on(self, device: torch.device) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)  # `empty` takes longer
 
 
 def _offset(body: ctypes.Structure, name: str) -> int:

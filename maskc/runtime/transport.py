@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from maskc.diagnostics import error
-from maskc.runtime import driver_api
+from maskc.runtime import driver_streams
 from maskc.runtime.copies import Copy, copy
-from maskc.runtime.driver_api import StreamWord
+from maskc.runtime.driver_streams import StreamWord
 from maskc.runtime.layout import Layout
 from maskc.runtime.merge import accumulator
 from maskc.runtime.overlap_plan import Cut
@@ -126,13 +126,13 @@ class CudaQueues:
         return nullcontext()
 
     def wait(self, stream: Stream, address: int, epoch: int) -> None:
-        driver_api.wait_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
+        driver_streams.wait_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
 
     def put(self, stream: Stream, address: int, epoch: int) -> None:
-        driver_api.write_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
+        driver_streams.write_value(address, epoch & 0xFFFFFFFF, self._stream(stream).cuda_stream)
 
     def words(self, stream: Stream, words: Sequence[StreamWord]) -> None:
-        driver_api.stream_words(words, self._stream(stream).cuda_stream)
+        driver_streams.stream_words(words, self._stream(stream).cuda_stream)
 
     def follow(self, stream: Stream, other: Stream) -> None:
         event = self._events.get(other)

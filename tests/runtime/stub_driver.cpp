@@ -80,6 +80,13 @@ int cuStreamBatchMemOp_v2(void* stream, unsigned count, const MemoryOperation* o
   }
   return 0;
 }
+int cuEventRecord(void* event, void* stream) {
+  char t[64]; snprintf(t, 64, "record %lu on %lu", (unsigned long)event, (unsigned long)stream); note(t); return event ? 0 : 1;
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  char t[64]; snprintf(t, 64, "stream %lu waits for %lu flags %u", (unsigned long)stream, (unsigned long)event, flags); note(t); return 0;
+}
+int cuStreamIsCapturing(void* stream, int* status) { *status = (unsigned long)stream == 6; return 0; }
 int cuMemcpyAsync(uint64_t into, uint64_t source, size_t size, void* stream) {
   char t[96]; snprintf(t, 96, "copy %lu from %lu to %lu stream %lu", size, (unsigned long)source, (unsigned long)into, (unsigned long)stream);
   note(t); return stream ? 0 : 1;

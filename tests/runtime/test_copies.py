@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from maskc.runtime import driver_api
+from maskc.runtime import driver_streams
 from maskc.runtime.copies import Copy, copies_of
 from maskc.runtime.transport import KeyShape
 
@@ -78,8 +78,8 @@ def test_keys_and_values_are_one_operation_where_they_lie_so() -> None:
 
 def test_one_piece_is_a_plain_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(driver_api, "copy", lambda *a: asked.append(("copy", *a)))
-    monkeypatch.setattr(driver_api, "copy_pieces", lambda *a: asked.append(("pieces", *a)))
+    monkeypatch.setattr(driver_streams, "copy", lambda *a: asked.append(("copy", *a)))
+    monkeypatch.setattr(driver_streams, "copy_pieces", lambda *a: asked.append(("pieces", *a)))
     Copy(1, 20, 64, 1, (64, 64)).enqueue(9, 300)
     Copy(1, 20, 64, 2, (70, 80)).enqueue(9, 300)
     assert asked == [("copy", 1, 320, 64, 9), ("pieces", 1, 320, 64, 2, (70, 80), 9)]

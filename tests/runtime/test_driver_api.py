@@ -20,7 +20,7 @@ STUB = Path(__file__).with_name("stub_driver.cpp")
 PRELUDE = """
 import ctypes, torch
 from maskc.diagnostics import MaskcError
-from maskc.runtime import driver_api as d
+from maskc.runtime import driver_api as d, driver_streams as s
 
 class Body(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in "abcd"]
@@ -166,18 +166,18 @@ def test_a_tensor_map_counts_in_bytes_and_ignores_strides_of_size_one(stub_libra
 
 def test_a_context_is_current_where_one_is_asked_for(stub_library: Path, tmp_path: Path) -> None:
     """A thread that has not called CUDA yet has none."""
-    got = calls(stub_library, tmp_path, "with d.context_of(1): d.write_value(64, 7, 5)")
+    got = calls(stub_library, tmp_path, "with d.context_of(1): s.write_value(64, 7, 5)")
     assert got[1:] == ["push 101", "write 7 at 64", "pop"]
 
 
 def test_stream_values(stub_library: Path, tmp_path: Path) -> None:
-    got = calls(stub_library, tmp_path, "d.write_value(64, 7, 5); d.wait_value(64, 7, 5); print(d.driver_version())")
+    got = calls(stub_library, tmp_path, "s.write_value(64, 7, 5); s.wait_value(64, 7, 5); print(d.driver_version())")
     assert got[1:] == ["write 7 at 64", "wait 7 at 64 flags 0", "(13, 0)"]
 
 
 def test_stream_words_go_in_one_operation(stub_library: Path, tmp_path: Path) -> None:
-    words = "[d.StreamWord(False, 64, 7), d.StreamWord(True, 1 << 40, 0xFFFFFFFF)]"
-    got = calls(stub_library, tmp_path, f"d.stream_words({words}, 5); d.stream_words({words}[1:], 5)")
+    words = "[s.StreamWord(False, 64, 7), s.StreamWord(True, 1 << 40, 0xFFFFFFFF)]"
+    got = calls(stub_library, tmp_path, f"s.stream_words({words}, 5); s.stream_words({words}[1:], 5)")
     assert got[1:] == [
         "2 words on stream 5 flags 0",
         "operation 2 of 7 at 64 flags 0 rest 0",  # CU_STREAM_MEM_OP_WRITE_VALUE_32
@@ -186,17 +186,45 @@ def test_stream_words_go_in_one_operation(stub_library: Path, tmp_path: Path) ->
     ]
 
 
+def test_words_of_other_numbers_go_again(stub_library: Path, tmp_path: Path) -> None:
+    program = """
+words = s.StreamWords([s.StreamWord(True, 64, 1), s.StreamWord(False, 1 << 40, 0), s.StreamWord(False, 72, 1)])
+one = s.StreamWords([s.StreamWord(True, 64, 1)])
+for numbers in ((7, 0xFFFFFFFF), (8, 2)):
+    words.enqueue(5, numbers)
+    one.enqueue(5, numbers)
+s.StreamWords([s.StreamWord(False, 64, 0)] * 256).enqueue(6, (3,))
+s.StreamWords([]).enqueue(6, ())
+"""
+    got = calls(stub_library, tmp_path, program)
+    for at, (now, other) in ((1, (7, 0xFFFFFFFF)), (6, (8, 2))):
+        assert got[at : at + 5] == [
+            "3 words on stream 5 flags 0",
+            f"operation 1 of {other} at 64 flags 0 rest 0",
+            f"operation 2 of {now} at {1 << 40} flags 0 rest 0",
+            f"operation 2 of {other} at 72 flags 0 rest 0",
+            f"wait {other} at 64 flags 0",
+        ]
+    assert [line for line in got[11:] if "words" in line] == ["255 words on stream 6 flags 0", "1 words on stream 6 flags 0"]
+
+
+def test_streams_follow_each_other_and_tell_of_graphs(stub_library: Path, tmp_path: Path) -> None:
+    program = "s.follow(5, 7, 9)\nprint(s.is_capturing(5), s.is_capturing(6))\ntry: s.follow(5, 7, 0)\n"
+    got = calls(stub_library, tmp_path, program + "except MaskcError as e: print(e.code)")
+    assert got[1:] == ["record 9 on 7", "stream 5 waits for 9 flags 0", "record 0 on 7", "False True", "M605"]
+
+
 def test_more_stream_words_than_the_driver_takes_at_once(stub_library: Path, tmp_path: Path) -> None:
-    got = calls(stub_library, tmp_path, "d.stream_words([d.StreamWord(False, 64, 7)] * 600, 5)")
+    got = calls(stub_library, tmp_path, "s.stream_words([s.StreamWord(False, 64, 7)] * 600, 5)")
     assert [line.split()[0] for line in got[1:] if " words on " in line] == ["255", "255", "90"]
 
 
 def test_copies_name_both_ends(stub_library: Path, tmp_path: Path) -> None:
     program = """
-d.copy(64, 128, 32, 5)
-d.copy_pieces(into=4096, source=8192, width=256, pieces=3, pitches=(512, 1024), stream=5)
+s.copy(64, 128, 32, 5)
+s.copy_pieces(into=4096, source=8192, width=256, pieces=3, pitches=(512, 1024), stream=5)
 try:
-    d.copy(64, 128, 32, 0)
+    s.copy(64, 128, 32, 0)
 except MaskcError as e:
     print(e.code, "cuMemcpyAsync failed: CUDA error 1" in str(e))
 """
