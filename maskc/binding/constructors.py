@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from maskc.diagnostics import Diagnostic, MaskcTypeError
+from maskc.diagnostics import Diagnostic, MaskcTypeError, shortened
 
 Form = Literal["cu_seqlens", "lengths", "ids", "positions", "eos", "ranges"]
 
@@ -22,7 +22,7 @@ class SetSource:
 
 
 def segments(
-    *,
+    *unnamed: object,
     cu_seqlens: object = None,
     lengths: object = None,
     ids: object = None,
@@ -40,11 +40,13 @@ def segments(
 
     Raises MaskcTypeError (M412) unless exactly one form is given, and for a `pad` that is no integer.
     """
-    return _source("segments", pad, cu_seqlens=cu_seqlens, lengths=lengths, ids=ids, positions=positions, eos=eos, ranges=ranges)
+    return _source(
+        "segments", unnamed, pad, cu_seqlens=cu_seqlens, lengths=lengths, ids=ids, positions=positions, eos=eos, ranges=ranges
+    )
 
 
 def spans(
-    *,
+    *unnamed: object,
     cu_seqlens: object = None,
     lengths: object = None,
     ids: object = None,
@@ -54,14 +56,16 @@ def spans(
     ranges: object = None,
 ) -> SetSource:
     """Spans (images, dropped parts ...), which may leave gaps; the forms of `segments`. `ids` or `ranges` express gaps."""
-    return _source("spans", pad, cu_seqlens=cu_seqlens, lengths=lengths, ids=ids, positions=positions, eos=eos, ranges=ranges)
+    return _source(
+        "spans", unnamed, pad, cu_seqlens=cu_seqlens, lengths=lengths, ids=ids, positions=positions, eos=eos, ranges=ranges
+    )
 
 
-def _source(kind: Literal["segments", "spans"], pad: int | None, **forms: object) -> SetSource:
+def _source(kind: Literal["segments", "spans"], unnamed: tuple[object, ...], pad: int | None, **forms: object) -> SetSource:
     given = [form for form in get_args(Form) if forms[form] is not None]
     listed = " | ".join(f"{form}=" for form in get_args(Form))
-    if len(given) != 1:
-        found = " and ".join(given) or "nothing"
+    if unnamed or len(given) != 1:
+        found = f"{shortened(repr(unnamed[0]))} without a name" if unnamed else " and ".join(given) or "nothing"
         raise MaskcTypeError(
             Diagnostic("M412", f"{kind}(...) takes exactly one form, found {found}", help=f"give one of {listed}")
         )

@@ -58,7 +58,7 @@ def subtract(a: ir.Expr, b: ir.Expr, span: Span) -> ir.Expr:
 
 
 def multiply(a: ir.Expr, b: ir.Expr, span: Span) -> ir.Expr:
-    """A * b with a constant factor first; factors 0 and 1 vanish."""
+    """A * b with a constant factor first; a factor 1 vanishes (0 stays: what is beside it may read an outside token)."""
     if isinstance(b, ir.Const):
         a, b = b, a
     match a, b:

@@ -344,7 +344,9 @@ class Typer:
             case ir.Const(value) if value >= 1:
                 return True
             case ir.Const(value):
-                self.report("M113", f"the divisor `{short(e.b)}` is {value}; it must be at least 1", e.b.span)
+                text = short(e.b)
+                which = f"`{text}`" if text == str(value) else f"`{text}` = {value}"
+                self.report("M113", f"a divisor is at least 1, which {which} is not", e.b.span)
             case ir.Scalar(name):
                 self.scope.divisor(name, e.b.span)
                 return True

@@ -41,6 +41,7 @@ SLIPS: tuple[tuple[str, str], ...] = (
     ("=", "write `==` to compare"),
     (".", "numbers are integers; attributes follow a name, as in `doc.start[k]`"),
     (";", "declarations need no separator"),
+    ("\\", "leave it out: line ends mean nothing, so an expression goes on by itself"),
     ("'", "strings stand in double quotes"),
     ("{", "group with `(` and `)`"),
     ("}", "group with `(` and `)`"),

@@ -33,7 +33,7 @@ class Refusal:
 def refuse(fn: MaskFn, literal: Pred, why: Refusal) -> MaskcError:
     """M201 for a literal of the mask; the caret stands under the guilty sub-expression."""
     node = _guilty(literal, why)
-    message, hint = _explain(fn, literal, node)
+    message, hint = _explain(fn, node)
     notes: tuple[tuple[str, str], ...] = ()
     from maskc.ir.search import scattered_example
 
@@ -69,7 +69,7 @@ def _text(node: Node) -> str:
     return print_term(node)
 
 
-def _explain(fn: MaskFn, literal: Pred, node: Node) -> tuple[str, str]:
+def _explain(fn: MaskFn, node: Node) -> tuple[str, str]:
     text = _text(node)
     match node:
         case Mod():

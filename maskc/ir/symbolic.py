@@ -86,7 +86,8 @@ class _Search:
         if self.ledger.nodes > NODE_BUDGET:
             raise Stuck(f"the proof needs more than {NODE_BUDGET} case splits")
         live = [c for c in (settle(context, c) for c in cases) if c is not None]
-        live = self._without_covered(context, live)
+        everything = [c for c in live if not c.guards and not c.lows and not c.highs]
+        live = everything[:1] or live
         waiting = next((c for c in live if c.guards), None)
         if waiting is not None:
             return self._split(context, tuple(live), waiting.guards[0], depth)
@@ -97,27 +98,17 @@ class _Search:
             raise Stuck("a column has more than two masked runs that the facts do not rule out")
         return self._split(context, tuple(live), found, depth)
 
-    def _without_covered(self, context: Context, live: list[Case]) -> list[Case]:
-        """Drops guarded cases that lie inside an unguarded one."""
-        full = [c for c in live if not c.guards and not c.lows and not c.highs]
-        return full[:1] if full else live
-
     def _split(self, context: Context, cases: tuple[Case, ...], guard: Guard, depth: int) -> Tree:
         if depth >= DEPTH:
             raise Stuck(f"the proof needs more than {DEPTH} nested case splits")
         if isinstance(guard, tuple):
-            yes, no = context.assume_bool(guard[0], True), context.assume_bool(guard[0], False)
-            pred = guard[0]
+            pred, yes, no = guard[0], context.assume_bool(guard[0], True), context.assume_bool(guard[0], False)
+            known = no if yes.contradicts() else yes if no.contradicts() else None
         else:
-            yes, no = context.assume(guard), context.assume(-guard - 1)
-            pred = nonneg_pred(self.space, guard)
-        if not isinstance(guard, tuple):
-            if context.entails(-guard - 1):
-                return self._solve(no, cases, depth)
-            if context.entails(guard):
-                return self._solve(yes, cases, depth)
-        elif yes.contradicts() or no.contradicts():
-            return self._solve(no if yes.contradicts() else yes, cases, depth)
+            pred, yes, no = nonneg_pred(self.space, guard), context.assume(guard), context.assume(-guard - 1)
+            known = no if context.entails(-guard - 1) else yes if context.entails(guard) else None
+        if known is not None:
+            return self._solve(known, cases, depth)
         self.ledger.splits += 1
         then = self._solve(yes, cases, depth + 1)
         orelse = self._solve(no, cases, depth + 1)

@@ -69,7 +69,7 @@ def plans(v: BoundaryVectors) -> dict[str, Json]:
         for kappa in PLAN_CHUNKS:
             bounds = even_bounds(v.nq, chunk_size(v.nq, world * kappa))
             if -(-(len(bounds) - 1) // world) == kappa:
-                options[f"{world},{kappa}"] = _assignments(works, world, kappa, bounds)
+                options[f"{world},{kappa}"] = _assignments(works, world, bounds)
     return {"nq": v.nq, "nk": v.nk, "epsilon": NODE_EPSILON, "options": options}
 
 
@@ -85,7 +85,7 @@ def _plain(n: int, chunk: int) -> Layout:
     return Layout(1, bounds, (0,) * (len(bounds) - 1))
 
 
-def _assignments(works: Works, world: int, kappa: int, bounds: tuple[int, ...]) -> Json:
+def _assignments(works: Works, world: int, bounds: tuple[int, ...]) -> Json:
     count = len(bounds) - 1
     work = works.of(bounds[1])
     loads = work.cost(TileCosts())

@@ -125,7 +125,8 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M412", EVICT, {"evict": torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.quint8)}, "is a quantized tensor"),
     ("M412", EVICT, {"evict": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, "is a nested tensor"),
     ("M412", DOC, {"doc": torch.nested.nested_tensor([torch.ones(1)])}, "is segments, not a nested tensor"),
-    ("M412", EVICT, {"evict": [torch.tensor([1, 2]), torch.tensor([3])]}, "cannot be read as integers: [tensor([1, 2])"),
+    ("M412", EVICT, {"evict": [torch.tensor([1, 2]), 3]}, "cannot be read as integers: [tensor([1, 2])"),
+    ("M413", EVICT, {"evict": [torch.tensor([1, 2]), torch.tensor([3])]}, "input `evict` has rows of 1 and 2 values"),
     ("M412", EVICT, {"evict": np.array(["4", "5"])}, "cannot be read as integers: array(['4', '5']"),
     ("M412", DOC, {"doc": segments(ids=[True, True, False])}, "segments `doc`: ids holds truth values, not integers"),
     ("M412", DOC, {"doc": segments(lengths=torch.tensor([True, False]))}, "give eos="),
@@ -196,6 +197,7 @@ def test_what_a_proof_rests_on_must_be_given() -> None:
     ("make", "message"),
     [
         (lambda: segments(), "segments(...) takes exactly one form, found nothing"),
+        (lambda: spans([3, 4]), "spans(...) takes exactly one form, found [3, 4] without a name"),
         (lambda: segments(ids=[0], pad="x"), "segments(ids=, pad='x'): `pad` is one of the ids, an integer"),
         (lambda: segments(ids=[0], pad=1.5), "segments(ids=, pad=1.5): `pad` is one of the ids, an integer"),
         (lambda: segments(ids=[0], pad=2**63), "an integer of 64 bits"),

@@ -26,6 +26,7 @@ ONE = [
     ("mask m = k «**» 2 <= q", "M001", "product"),
     ("mask m = k <= 1«.»5", "M001", "integers"),
     ("mask m = k <= q«;»", "M001", "no separator"),
+    ("mask m = k <= q «\\»\n and k > 0", "M001", "line ends mean nothing"),
     ("mask m = k «@» q", "M001", ""),
     ("mask m = k <= q «¤»", "M001", ""),
     ("mask m = «{»k <= q}", "M001", "group with `(`"),
