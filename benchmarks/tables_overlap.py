@@ -185,9 +185,13 @@ def gpus_copies() -> str:
 
 
 def gpus_missed(what: str) -> str:
-    """Cells that miss a bar, such as `E forward`, with what they reach."""
+    """Cells that miss a bar, such as `E forward`, with what they reach; level: not by more than what rounds differ by."""
     found = sorted((r for r in _steps(what) if r["holds"] is False), key=lambda r: r["value"])
-    return "; ".join(f"{r['cell'].replace('_', ' ')} ({r['value']:.3f})" for r in found) or "none"
+    return "; ".join(f"{r['cell'].replace('_', ' ')} ({r['value']:.3f}{_level(r)})" for r in found) or "none"
+
+
+def _level(r: Row) -> str:
+    return ", level" if r.get("level") else ""
 
 
 def _steps(what: str) -> list[Row]:
@@ -234,7 +238,10 @@ def copying() -> str:
 
 
 def overlap_bars() -> str:
-    """Per cell between GPUs: E, what is exposed, and speed-ups against what was to be reached; bold where it was not."""
+    """Per cell between GPUs: E, what is exposed, and speed-ups against what was to be reached; bold where it was not.
+
+    "level": the interval of the rounds holds the bar, so they do not tell.
+    """
     cells: dict[str, dict[str, Row]] = defaultdict(dict)
     for r in rows_of("overlap_gpus", "cell", "what", key="bars"):
         cells[r["cell"]][r["what"]] = r
@@ -242,7 +249,7 @@ def overlap_bars() -> str:
     def shown(r: Row | None) -> str:
         if r is None:
             return ""
-        value = f"{r['value']:.2f}" if r["holds"] is not False else f"**{r['value']:.2f}**"
+        value = f"{r['value']:.2f}{_level(r)}" if r["holds"] is not False or r.get("level") else f"**{r['value']:.2f}**"
         return value if r["exposed_us"] is None else f"{value} ({r['ratio']:.2f}, {r['exposed_us']:.0f} us)"
 
     whats = (
@@ -256,14 +263,16 @@ def overlap_bars() -> str:
 
 
 def gpus_bars() -> str:
-    """How many cells hold each bar between GPUs; of E every value."""
+    """How many cells hold each bar between GPUs, of these and others how many are level with it; of E every value."""
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for r in rows_of("overlap_gpus", "what", "holds", key="bars"):
         name, _, of = r["what"].partition(", ")
         found["speed-up" if name.endswith("is allowed") else name, of].append(r)
 
     def counted(name: str, of: str = "") -> str:
-        return f"{of} {sum(r['holds'] for r in found[name, of])} of {len(found[name, of])}".strip()
+        here = found[name, of]
+        level = sum(r.get("level", False) for r in here)
+        return f"{of} {sum(r['holds'] for r in here)} of {len(here)}{f' ({level} level)' if level else ''}".strip()
 
     def each(name: str) -> str:
         return ", ".join(counted(name, of) for of in ("step", *DIRECTIONS))

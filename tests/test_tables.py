@@ -118,7 +118,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("gpus_hidden:forward", "0.97"),
         ("gpus_exposed:forward", "250"),
         ("gpus_copies", "0.33"),
-        ("gpus_missed:share of what two losses allow, step", "causal (0.900)"),
+        ("gpus_missed:share of what two losses allow, step", "causal (0.900); causal (0.949, level)"),
         ("gpus_missed:E forward", "none"),
         ("torch_gpus", "| causal, 16K, 32 on 8 heads | 7.00 |  | 3.25 |"),
         ("torch_time:gated", "2.2"),
@@ -126,7 +126,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("copying", "| ring | nccl 24, sum_gradients 132 |"),
         (
             "gpus_bars",
-            "| 0.95 of what the two losses allow | step 1 of 2, forward 0 of 0, backward 0 of 0; median of steps 0.93 |",
+            "| 0.95 of what the two losses allow | step 1 of 3 (2 level), forward 0 of 0, backward 0 of 0; median of steps 0.95 |",
         ),
         ("gpus_bars", "| E forward 0.90, copies 0.5 to 1 of attention | 1 of 1: 0.97 |"),
         ("link_power", "| causal, 32768 rows a GPU, 32 on 8 heads | 32 KB every 0.2 ms | 103.0 | +3.0% | 1500 |  |"),
