@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -102,9 +103,10 @@ def _of_few(source: SetSource) -> SegmentTable | None:
     if source.form not in ("lengths", "cu_seqlens") or not (numbers := few(source.data)):
         return None
     edges = (0, *accumulate(numbers)) if source.form == "lengths" else tuple(numbers)
-    if edges[0] != 0 or len(edges) < 2 or edges[-1] > INT32_MAX or any(b < a for a, b in pairwise(edges)):
+    if edges[0] != 0 or len(edges) < 2 or edges[-1] > INT32_MAX or sorted(edges) != [*edges]:
         return None
-    return SegmentTable(torch.tensor(((edges[:-1],), (edges[1:],)), dtype=torch.int32), None, edges)
+    both = torch.frombuffer(array("i", edges[:-1] + edges[1:]), dtype=torch.int32)  # which torch.tensor would look at one by one
+    return SegmentTable(both.view(2, 1, -1), None, edges)
 
 
 def _item(what: Named, at: tuple[int, ...], shape: torch.Size) -> str:

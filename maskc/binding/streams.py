@@ -35,7 +35,7 @@ class Making:
         """Of GPU tensors that the current stream has just been given to make; None where there are none, and inside graphs."""
         if not tensors or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None
-        stream = torch.cuda.current_stream(tensors[0].device)
+        stream = current_stream(tensors[0].device)
         event = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return cls(tensors, stream, event)
@@ -56,7 +56,7 @@ class Making:
         device, capturing = self.stream.device, torch.cuda.is_current_stream_capturing()
         if not capturing and current_handle(device) == self.stream.cuda_stream:
             return
-        stream = torch.cuda.current_stream(device)
+        stream = current_stream(device)
         stream.wait_event(self.event)
         if not capturing and stream.cuda_stream not in self.users:
             self.users.add(stream.cuda_stream)
@@ -113,6 +113,18 @@ def current_handle(device: torch.device) -> int:
     """Of the current stream of a CUDA device by number; its object would take the host ten times as long."""
     handle: int = torch.cuda.current_stream(device).cuda_stream if _raw_stream is None else _raw_stream(device.index)
     return handle
+
+
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream:
+    """Of a CUDA device; its object is made once for each handle."""
+    if _raw_stream is None:
+        return torch.cuda.current_stream(device)
+    key = device.index, _raw_stream(device.index)
+    found = _streams.get(key)
+    return _streams.setdefault(key, torch.cuda.current_stream(device)) if found is None else found
 
 
 def gpu_tensors(value: object) -> tuple[Tensor, ...]:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import ctypes
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
 
 from maskc.binding.streams import current_handle
 from maskc.boundary import BoundaryVectors
-from maskc.codegen.forward import forward_source, forward_spec, schedule_source, schedule_spec
+from maskc.codegen.forward import forward_source, forward_spec
 from maskc.codegen.nvrtc import Cubin, compile_cubin
-from maskc.codegen.spec import HEAD_DIMS, VECTORS, Dtype, KernelSpec, MaskForm
+from maskc.codegen.spec import HEAD_DIMS, Dtype, KernelSpec
 from maskc.diagnostics import Diagnostic, MaskcError, error
 from maskc.runtime.device import capability
 from maskc.runtime.driver_api import Arguments, Kernel, context_of, launch, load_kernel, tensor_map
+from maskc.runtime.mask_tables import MaskTables, Tables, dense_table, tables_of
+from maskc.runtime.mask_tables import mask_form as mask_form
+from maskc.runtime.mask_tables import schedule as schedule
+from maskc.runtime.mask_tables import schedule_for as schedule_for
 from maskc.runtime.ready import Launch
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -30,12 +34,6 @@ FEW_ITEMS = 8  # work items a multiprocessor, below which the longest rows of al
 
 
 # ---------------------------------------------------------------- what can run
-
-
-def mask_form(v: BoundaryVectors) -> MaskForm:
-    """Which parts the mask of this batch has."""
-    present = {name: getattr(v, name) is not None for name in VECTORS}
-    return MaskForm(**present, causal=v.causal, blocks=v.blocks is not None)
 
 
 def why_not(v: BoundaryVectors, q: torch.Tensor, k: torch.Tensor, val: torch.Tensor) -> Diagnostic | None:
@@ -97,30 +95,9 @@ def _block_table_diagnostic(v: BoundaryVectors, head_dim: int) -> Diagnostic | N
 # ---------------------------------------------------------------- arguments, as the templates declare them
 
 
-class _MaskTables(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("minmax", "unseen", "table")),
-        *((name, ctypes.c_int64) for name in ("table_batch", "table_head")),
-        *((name, ctypes.c_int32) for name in ("table_cols", "table_q_ratio", "table_kv_ratio")),
-        *((name, ctypes.c_int32) for name in ("rows", "cols", "q_blocks", "kv_blocks", "masks", "mask_heads")),
-    ]
-
-
-class _ScheduleParams(ctypes.Structure):
-    _fields_ = [
-        ("mask", _MaskTables),
-        ("vectors", ctypes.c_void_p * 5),
-        ("batch_stride", ctypes.c_int64 * 5),
-        ("head_stride", ctypes.c_int64 * 5),
-        ("elsewhere", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("elsewhere_batch", "elsewhere_head")),
-        *((name, ctypes.c_void_p) for name in ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")),
-    ]
-
-
 class _ForwardParams(ctypes.Structure):
     _fields_ = [
-        ("mask", _MaskTables),
+        ("mask", MaskTables),
         *(
             (name, ctypes.c_void_p)
             for name in ("packs", "runs", "run_counts", "order", "giants", "counter", "record", "trace", "out", "lse")
@@ -142,119 +119,6 @@ class GateTables(ctypes.Structure):
 
 class _GatedParams(ctypes.Structure):
     _fields_ = [*_ForwardParams._fields_, ("gate", GateTables)]
-
-
-# ---------------------------------------------------------------- the schedule of a mask batch
-
-
-_TABLES = ("minmax", "packs", "unseen", "work", "order", "giants", "runs", "run_counts")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """Tables of a mask batch. sizes: what the kernels are told of them; offsets: where they lie, in bytes, in one tensor."""
-
-    sizes: dict[str, int]
-    offsets: dict[str, int]
-    bytes: int
-
-    @classmethod
-    def of(cls, spec: KernelSpec, v: BoundaryVectors) -> _Tables:
-        return _tables(spec, v.nq, v.nk, v.batch, v.heads)
-
-    def placed(self, spec: KernelSpec, v: BoundaryVectors, base: int) -> _MaskTables:
-        """The struct for tables at `base`."""
-        out = _MaskTables(base + self.offsets["minmax"], base + self.offsets["unseen"], **self.sizes)
-        if v.blocks is not None:
-            keep = v.blocks.keep
-            out.table = keep.data_ptr()
-            out.table_batch = keep.stride(0) if keep.shape[0] > 1 else 0
-            out.table_head = keep.stride(1) if keep.shape[1] > 1 else 0
-            out.table_cols = keep.shape[3]
-            out.table_q_ratio = v.blocks.block_q // spec.block_q
-            out.table_kv_ratio = v.blocks.block_kv // spec.block_kv
-        return out
-
-
-@lru_cache(maxsize=256)
-def _tables(spec: KernelSpec, nq: int, nk: int, batch: int, heads: int) -> _Tables:
-    masks, q_blocks, kv_blocks = batch * heads, -(-nq // spec.block_q), -(-nk // spec.block_kv)
-    rows, columns = masks * q_blocks, masks * kv_blocks
-    with_runs = rows if spec.queue == "schedule" else 0
-    parts = (
-        len(spec.form.vectors) * columns * 8,
-        columns * spec.pack_bytes,
-        columns,
-        rows * 4,
-        rows * 4,
-        4,
-        with_runs * spec.queue_runs * 8,
-        with_runs * 4,
-    )
-    offsets, at = {}, 0
-    for name, size in zip(_TABLES, parts, strict=True):
-        offsets[name] = at
-        at += -(-size // 256) * 256
-    sizes = {"rows": nq, "cols": nk, "q_blocks": q_blocks, "kv_blocks": kv_blocks, "masks": masks, "mask_heads": heads}
-    return _Tables(sizes, offsets, at)
-
-
-def _dense_table(v: BoundaryVectors) -> BoundaryVectors:
-    """The same vectors with a contiguous block table."""
-    if v.blocks is None or v.blocks.keep.is_contiguous():
-        return v
-    return replace(v, blocks=replace(v.blocks, keep=v.blocks.keep.contiguous()))
-
-
-def schedule(v: BoundaryVectors, head_dim: int) -> tuple[torch.Tensor, ...]:
-    """Tables of one mask batch: bounds by KV block, work and order of Q blocks; () for a mask without data.
-
-    Valid for every call on the same vectors and head dim, of whatever dtype and head count, on streams that wait for
-    the current one.
-    """
-    return schedule_for(schedule_spec(mask_form(v), head_dim), v)
-
-
-def schedule_for(spec: KernelSpec, v: BoundaryVectors) -> tuple[torch.Tensor, ...]:
-    """`schedule` for one variant."""
-    if not spec.packed:
-        return ()
-    v = _dense_table(v)
-    vectors = [getattr(v, name) for name in spec.form.vectors]
-    device = vectors[0].device if vectors or v.blocks is None else v.blocks.keep.device
-    tables = _Tables.of(spec, v)
-    storage = torch.empty(tables.bytes, dtype=torch.uint8, device=device)
-    base = storage.data_ptr()
-    given = zip(*map(_strided, vectors), strict=True) if vectors else [(), (), ()]
-    places = [base + offset for offset in tables.offsets.values()]
-    params = _ScheduleParams(tables.placed(spec, v, base), *given, *_strided(v.elsewhere), *places)
-    arguments = Arguments((), params)
-    masks, q_blocks, kv_blocks = (tables.sizes[name] for name in ("masks", "q_blocks", "kv_blocks"))
-    threads = -(-spec.block_kv // 32) * 32
-    launch(_schedule_kernel(spec, "kv_bounds"), (masks, kv_blocks, 1), threads, arguments, device=device)
-    if spec.scheduler in ("lpt", "giants") or spec.queue == "schedule":
-        launch(_schedule_kernel(spec, "row_runs"), (masks, -(-q_blocks // 4), 1), 128, arguments, device=device)
-        launch(_schedule_kernel(spec, "row_order"), (masks, -(-q_blocks // 256), 1), 256, arguments, device=device)
-    return (storage,)
-
-
-def _strided(vector: torch.Tensor | None) -> tuple[int, int, int]:
-    """Where a vector lies, and its strides by batch item and head: 0 where it has one."""
-    if vector is None:
-        return 0, 0, 0
-    batch, heads, _ = vector.shape
-    by_batch, by_head, _ = vector.stride()
-    return vector.data_ptr(), by_batch if batch > 1 else 0, by_head if heads > 1 else 0
-
-
-@cache
-def _schedule_cubin(spec: KernelSpec) -> Cubin:
-    return compile_cubin(schedule_source(spec))
-
-
-@cache
-def _schedule_kernel(spec: KernelSpec, name: str) -> Kernel:
-    return load_kernel(_schedule_cubin(spec).image, name)
 
 
 # ---------------------------------------------------------------- forward
@@ -320,7 +184,7 @@ def forward_with(
     q, q_map = mapped(q, spec.block_q)
     k, k_map = mapped(k, spec.block_kv)
     val, val_map = mapped(val, spec.block_kv)
-    v = _dense_table(v)
+    v = dense_table(v)
     schedule, tables = schedule or schedule_for(spec, v), sizes.tables
     if schedule and schedule[0].numel() != tables.bytes:
         raise error("M526", f"the schedule of another mask or head dim: {schedule[0].numel()} bytes, not {tables.bytes}")
@@ -352,7 +216,7 @@ def forward_with(
 class Sizes:
     """What the sizes of a call settle. fields: of `_ForwardParams`."""
 
-    tables: _Tables
+    tables: Tables
     fields: dict[str, int]
 
     @classmethod
@@ -364,7 +228,7 @@ class Sizes:
 def _sizes(
     spec: KernelSpec, nq: int, nk: int, mask_batch: int, mask_heads: int, q: torch.Size, k: torch.Size, processors: int
 ) -> Sizes:
-    tables = _tables(spec, nq, nk, mask_batch, mask_heads)
+    tables = tables_of(spec, nq, nk, mask_batch, mask_heads)
     (batch, _, heads, _), (_, keys, kv_heads, _) = q, k
     items = batch * heads * tables.sizes["q_blocks"]
     few = items < FEW_ITEMS * processors

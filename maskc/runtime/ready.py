@@ -56,18 +56,29 @@ class Ready:
 
         addresses: of the tensors of its maps, multiples of 16 bytes. words: in the order of `Words`.
         """
+        self.launch(stream, self.filled(addresses, *words))
+
+    def filled(self, addresses: Sequence[int], *words: Sequence[int]) -> int:
+        """Its arguments, by the address of the pointers to them, for launches of this thread at once.
+
+        They serve whatever else was made with the same ones, too.
+        """
         room = room_of(self._maps, len(self._contents))
         room.contents[:] = self._contents
         for slot, address in zip(room.slots, addresses):  # noqa: B905  (the last slot is the struct)
             replace_address(slot, address)
         for (pack_into, at), values in zip(self._words, words, strict=True):
             pack_into(room.contents, at, *values)
+        return room.pointers
+
+    def launch(self, stream: int, pointers: int) -> None:
+        """`start`, with what is `filled` already."""
         configured = self._configurations.get(stream)
         if configured is None:
             grid, threads, shared, overlap_previous = self._how
             configured = configuration(grid, threads, shared, stream, None, overlap_previous)
             self._configurations[stream] = configured
-        launch_configured(self._kernel, configured, room.pointers)
+        launch_configured(self._kernel, configured, pointers)
 
 
 @dataclass(frozen=True, slots=True)

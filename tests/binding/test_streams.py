@@ -123,3 +123,15 @@ def test_inputs_on_two_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(maskc.MaskcError, match="M418") as caught:
         mask.bind(a=7, b=8)
     assert "`a` on cuda:0 and `b` on cuda:1" in str(caught.value)
+
+
+def test_the_object_of_a_stream_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, asked = [7], []
+    monkeypatch.setattr(streams, "_raw_stream", lambda index: handle[0] + index)
+    monkeypatch.setattr(streams, "_streams", {})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append((device.index, handle[0])) or [*asked][-1])
+    first, second = (torch.device("cuda", index) for index in (0, 1))
+    assert [streams.current_stream(d) for d in (first, second, first, second)] == [(0, 7), (1, 7), (0, 7), (1, 7)]
+    handle[0] = 8
+    assert streams.current_stream(first) == (0, 8), "another stream, as its number says"
+    assert asked == [(0, 7), (1, 7), (0, 8)]

@@ -17,7 +17,7 @@ import torch
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import schedule_source
 from maskc.codegen.spec import VECTORS, KernelSpec, MaskForm
-from maskc.runtime import hopper
+from maskc.runtime import mask_tables, ready
 from tests.codegen.mirror import KvIndex
 
 KERNELS = ("kv_bounds", "row_runs", "row_order")
@@ -120,10 +120,12 @@ def test_tables_equal_the_mirror(built: tuple[KernelSpec, ctypes.CDLL], seed: in
     def on_host(kernel: str, grid: tuple[int, int, int], threads: int, arguments: Any, **_: Any) -> None:
         getattr(library, f"call_{kernel}")(ctypes.byref(arguments.body), grid[0], grid[1], threads)
 
-    monkeypatch.setattr(hopper, "launch", on_host)
-    monkeypatch.setattr(hopper, "_schedule_kernel", lambda spec, name: name)
-    (storage,) = hopper.schedule_for(spec, v)
-    tables = hopper._tables(spec, rows, cols, 1, heads)
+    for module in (mask_tables, ready):
+        monkeypatch.setattr(module, "launch", on_host)
+    monkeypatch.setattr(mask_tables, "_known", {})
+    monkeypatch.setattr(mask_tables, "_schedule_kernel", lambda spec, name: name)
+    (storage,) = mask_tables.schedule_for(spec, v)
+    tables = mask_tables.tables_of(spec, rows, cols, 1, heads)
     masks, q_blocks, kv_blocks = (tables.sizes[name] for name in ("masks", "q_blocks", "kv_blocks"))
     offsets = tables.offsets
 

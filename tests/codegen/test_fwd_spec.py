@@ -11,7 +11,7 @@ import pytest
 from maskc.codegen.forward import forward_source, forward_spec, schedule_source
 from maskc.codegen.roles import check_barriers, forward_barriers, forward_named
 from maskc.codegen.spec import HEAD_DIMS, SHARED_LIMIT, KernelSpec, MaskForm, WgmmaShape
-from maskc.runtime import hopper
+from maskc.runtime import hopper, mask_tables
 
 EVERYTHING = MaskForm(lts=True, lte=True, uts=True, ute=True, diag=True, causal=True, blocks=True)
 FORMS = (MaskForm(), MaskForm(causal=True), MaskForm(causal=True, lts=True), EVERYTHING)
@@ -102,7 +102,7 @@ def test_wgmma_names_differ() -> None:
 
 
 _C_TYPES = {
-    "int": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float, "MaskTables": hopper._MaskTables,
+    "int": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float, "MaskTables": mask_tables.MaskTables,
 }  # fmt: skip
 
 
@@ -128,9 +128,9 @@ def test_structs_are_the_same_in_c_and_python() -> None:
     headers = dict(forward_source(spec).headers)
     schedule = schedule_source(spec)
     for text, name, structure in (
-        (headers["device/kv_index.cuh"], "MaskTables", hopper._MaskTables),
+        (headers["device/kv_index.cuh"], "MaskTables", mask_tables.MaskTables),
         (headers["fwd/shared.cuh"], "Params", hopper._ForwardParams),
-        (schedule.text, "Params", hopper._ScheduleParams),
+        (schedule.text, "Params", mask_tables.ScheduleParams),
     ):
         wanted = [(f, ctypes.sizeof(t), t) for f, t in struct_fields(text, name)]  # type: ignore[arg-type]
         got = [(f[0], ctypes.sizeof(f[1]), f[1]) for f in structure._fields_]

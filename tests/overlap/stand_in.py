@@ -22,6 +22,9 @@ GPU = torch.device("cuda", 0)
 STREAMS = {"compute": 7, "copy": 11, "send": 12, "sum": 13}
 """Handles; those of a rank's own are made in this order."""
 
+CAPTURING = "STUB_DRIVER_CAPTURING"
+"""In the environment while streams are captured into a graph."""
+
 
 class OnGpu(torch.Tensor):
     """What it holds is in host memory."""
@@ -29,10 +32,11 @@ class OnGpu(torch.Tensor):
     device = GPU  # type: ignore[assignment]
     is_cuda = True  # type: ignore[assignment]
 
-    def record_stream(self, stream: object) -> None: ...
+    def record_stream(self, stream: Any) -> None:
+        note(f"keep {self.data_ptr()} {self.numel() * self.element_size()} stream {stream.cuda_stream}")
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        note(f"torch copies, stream {current[-1].cuda_stream}")
+        note(f"torch copies stream {current[-1].cuda_stream}")
         return super().copy_(source)
 
 
@@ -47,6 +51,8 @@ class StandIn(TorchFunctionMode):
         if "device" in named:
             named["device"] = torch.device("cpu")
         named.pop("pin_memory", None)
+        if function is torch.Tensor.sum and isinstance(args[0], OnGpu):
+            note(f"torch sums stream {current[-1].cuda_stream}")
         made = function(*args, **named)
         if isinstance(made, torch.Tensor) and (there or back):
             return made.as_subclass(OnGpu if there else torch.Tensor)
@@ -127,16 +133,16 @@ def install() -> StandIn:
     cuda.current_device = lambda: 0
     cuda.device = nullcontext
     cuda.synchronize = lambda *_: None
-    cuda.is_current_stream_capturing = lambda: False
+    cuda.is_current_stream_capturing = lambda: CAPTURING in os.environ
     cuda.get_device_capability = lambda *_: (9, 0)
     cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132)
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment,method-assign]
     from maskc.binding import streams
     from maskc.codegen import nvrtc
-    from maskc.runtime import exchange, hopper, hopper_bwd
+    from maskc.runtime import exchange, hopper, hopper_bwd, mask_tables
 
     streams._raw_stream = None
-    for module in (nvrtc, exchange, hopper, hopper_bwd):
+    for module in (nvrtc, exchange, hopper, hopper_bwd, mask_tables):
         module.compile_cubin = lambda source, *_, **__: SimpleNamespace(image=b"\x7fELF" + str(hash(source)).encode())  # type: ignore[assignment]
     return StandIn()
 

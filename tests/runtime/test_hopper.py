@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from maskc.boundary import BlockTable, BoundaryVectors
 from maskc.codegen.forward import forward_spec
 from maskc.diagnostics import MaskcError
-from maskc.runtime import hopper
+from maskc.runtime import hopper, mask_tables, ready
 
 
 def vectors(n: int = 300, batch: int = 1, heads: int = 1, **parts: int) -> BoundaryVectors:
@@ -39,9 +40,11 @@ class Launch:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     seen: list[Launch] = []
-    monkeypatch.setattr(hopper, "launch", lambda *args, **more: seen.append(Launch(*args, **more)))
+    monkeypatch.setattr(mask_tables, "_known", {})
+    for module in (hopper, mask_tables, ready):
+        monkeypatch.setattr(module, "launch", lambda *args, **more: seen.append(Launch(*args, **more)))
     monkeypatch.setattr(hopper, "_forward_kernel", lambda spec: spec.name)
-    monkeypatch.setattr(hopper, "_schedule_kernel", lambda spec, name: name)
+    monkeypatch.setattr(mask_tables, "_schedule_kernel", lambda spec, name: name)
     monkeypatch.setattr(hopper, "tensor_map", lambda pointer, dtype, sizes, strides, box: bytes(128))
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(hopper, "work_counter", lambda device: torch.zeros(2, dtype=torch.int32))
@@ -135,6 +138,76 @@ def test_launches_of_a_mask_with_vectors(launches: list[Launch]) -> None:
     assert made.packs == body.packs, "the forward reads what the schedule wrote"
 
 
+class Again:
+    """What launches that are ready tell the driver: kernels, their geometry, and the struct by its bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, Any, Any]] = []
+        monkeypatch.setattr(ready, "configuration", lambda grid, threads, *_: (grid, threads))
+        monkeypatch.setattr(ready, "launch_configured", self.note)
+        monkeypatch.setattr(mask_tables, "context_of", lambda device: nullcontext())
+        monkeypatch.setattr(mask_tables, "current_handle", lambda device: 5)
+
+    def note(self, kernel: str, configured: Any, pointers: int) -> None:
+        body = mask_tables.ScheduleParams.from_address(ctypes.c_void_p.from_address(pointers).value or 0)
+        self.seen.append((kernel, configured, mask_tables.ScheduleParams.from_buffer_copy(body)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("parts", [{"lts": 200}, {"lts": 200, "lte": 250, "uts": 3, "ute": 9}], ids=str)
+def test_tables_of_sizes_that_were_made_before(
+    launches: list[Launch], parts: dict[str, int], head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same launches, with the addresses of the vectors and tables at hand."""
+    again = Again(monkeypatch)
+    hopper.schedule(vectors(300, batch=3, heads=2, **parts), head_dim)
+    assert again.seen == []
+    v = vectors(300, batch=3, heads=2, **parts)
+    (tables,) = hopper.schedule(v, head_dim)
+    assert len(again.seen) == 3
+    launches.clear()
+    mask_tables._known.clear()
+    (others,) = hopper.schedule(v, head_dim)
+    assert tables.shape == others.shape
+    moved = tables.data_ptr() - others.data_ptr()
+    for (kernel, configured, body), want in zip(again.seen, launches, strict=True):
+        assert (kernel, configured) == (want.kernel, (want.grid, want.threads))
+        for of in (want.body, want.body.mask):
+            for name in {name for name, _ in of._fields_} & {*mask_tables.PARTS}:
+                setattr(of, name, getattr(of, name) + moved)
+        assert bytes(body) == bytes(want.body)
+
+
+@pytest.mark.parametrize("odd", ["broadcast", "strided", "elsewhere", "blocks"])
+def test_tables_of_odd_vectors_are_always_made_anew(launches: list[Launch], odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(monkeypatch)
+    v = vectors(300, batch=2, heads=2, lts=200)
+    assert v.lts is not None
+    match odd:
+        case "broadcast":
+            v = replace(v, lts=v.lts[:1])
+        case "strided":
+            v = replace(v, lts=v.lts.transpose(0, 1).contiguous().transpose(0, 1))
+        case "elsewhere":
+            v = replace(v, elsewhere=torch.zeros(2, 2, 300, dtype=torch.bool))
+        case "blocks":
+            v = replace(v, blocks=BlockTable(torch.ones(2, 2, 3, 3, dtype=torch.bool), 128, 128))
+    hopper.schedule(v, 128)
+    hopper.schedule(v, 128)
+    assert (len(launches), again.seen, mask_tables._known) == (6, [], {})
+
+
+def test_tables_of_the_last_sizes_are_known(launches: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(monkeypatch)
+    monkeypatch.setattr(mask_tables, "MOST_KNOWN", 2)
+    for n in (100, 200, 300, 300, 200):
+        hopper.schedule(vectors(n, lts=9), 128)
+    assert len(again.seen) == 6
+    hopper.schedule(vectors(100, lts=9), 128)
+    assert len(again.seen) == 6
+    assert len(mask_tables._known) == 2
+
+
 @pytest.mark.parametrize("sizes", [(0, 300), (300, 0), (0, 0)], ids=str)
 def test_no_rows_or_keys_at_all(launches: list[Launch], sizes: tuple[int, int]) -> None:
     q, k = operand(2, sizes[0], 2, 128), operand(2, sizes[1], 2, 128)
@@ -188,9 +261,9 @@ def test_tables_of_broadcast_vectors_and_block_tables(launches: list[Launch]) ->
 
 def test_tables_do_not_overlap() -> None:
     spec = forward_spec(hopper.mask_form(vectors(lts=1)), 128, "bf16")
-    tables = hopper._tables(spec, 3 * spec.block_q, 5 * spec.block_kv, 2, 3)
+    tables = mask_tables.tables_of(spec, 3 * spec.block_q, 5 * spec.block_kv, 2, 3)
     offsets = tables.offsets
-    at = [offsets[name] for name in hopper._TABLES]
+    at = [offsets[name] for name in mask_tables.PARTS]
     assert at == sorted(at)
     assert all(a % 256 == 0 for a in at)
     assert offsets["packs"] - offsets["minmax"] >= 6 * 5 * 8
@@ -217,8 +290,8 @@ def test_operands_that_a_tensor_map_cannot_hold_are_copied() -> None:
 
 
 def test_structs_have_no_holes_that_the_c_side_lacks() -> None:
-    assert ctypes.sizeof(hopper._MaskTables) == 3 * 8 + 2 * 8 + 9 * 4 + 4
-    assert ctypes.sizeof(hopper._ForwardParams) == ctypes.sizeof(hopper._MaskTables) + 10 * 8 + 2 * 4 + 6 * 4
+    assert ctypes.sizeof(mask_tables.MaskTables) == 3 * 8 + 2 * 8 + 9 * 4 + 4
+    assert ctypes.sizeof(hopper._ForwardParams) == ctypes.sizeof(mask_tables.MaskTables) + 10 * 8 + 2 * 4 + 6 * 4
 
 
 @pytest.mark.parametrize(
