@@ -1,15 +1,11 @@
-"""`python -m tests.overlap.on_driver`: warm calls of a rank, as they reach the driver, and as the protocol says, as JSON.
-
-What is enqueued is told from addresses alone: which word, which rows of whose buffer, whose staging.
-"""
+"""`python -m tests.overlap.on_driver`: calls of a rank, as they reach the driver, and as the protocol says, as JSON."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -17,8 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from maskc.diagnostics import MaskcError
 from maskc.runtime.link import KINDS, Link
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import Overlapped
@@ -49,21 +47,19 @@ from maskc.runtime.protocol import (
 from maskc.runtime.symmetric import Symmetric, room_of
 from maskc.runtime.transport import CudaQueues, KeyShape
 from tests.gpu2.ways import Leaving, leaving
-from tests.overlap.stand_in import GPU, STREAMS, install, on_gpu, vectors_on_gpu
+from tests.overlap.driver_log import Enqueued, Reader, Row
+from tests.overlap.stand_in import CAPTURING, GPU, install, on_gpu, vectors_on_gpu
 
-NAMES = {handle: name for name, handle in STREAMS.items()}
 DIM = 64
-Enqueued = list[tuple[str, str]]
-"""(stream, what), in order."""
-Rows = dict[int, tuple[int, str]]
-"""By address of what is written: what is read, and for whom."""
+ROUNDS = 4
+"""How often each call comes: the first time kernels are loaded, the next ones may find things ready."""
 
 
 @dataclass(frozen=True)
 class Case:
     """world: ranks. order, prune, chunk: of the plan. heads: of queries and keys. calls: f: forward, b: backward, k: over the
-    keys of the call before; c, d: forward and backward that copy first. way: of gradients. groups: of heads, which come one
-    after another."""
+    keys of the call before; c, d, e: the same, copying first. way: of gradients. groups: of heads, which come one after
+    another. rows: of queries, if others than of keys; then all see all."""
 
     world: int
     order: str
@@ -73,11 +69,13 @@ class Case:
     prune: bool = True
     chunk: int = 128
     groups: int | None = None
+    rows: int | None = None
 
     @property
     def name(self) -> str:
         shape = f"{self.heads[0]} on {self.heads[1]}, chunks of {self.chunk}"
-        return f"{self.calls}, {self.world} ranks, {self.order}, {shape}, {self.groups or 'chosen'} groups, {self.way}"
+        rows = "" if self.rows is None else f", {self.rows} rows"
+        return f"{self.calls}, {self.world} ranks, {self.order}, {shape}{rows}, {self.groups or 'chosen'} groups, {self.way}"
 
 
 CASES = [
@@ -88,12 +86,13 @@ CASES = [
     Case(3, "contiguous", (2, 1), "fb", "at once", False),
     Case(4, "zigzag", (4, 2), "fb", "by pieces"),
     Case(3, "contiguous", (2, 2), "fb", "given", False, 96),
-    Case(3, "zigzag", (2, 2), "cdf", "by pieces"),
+    Case(3, "zigzag", (2, 2), "cdef", "by pieces"),
     Case(4, "zigzag", (2, 2), "fbk", "at once", groups=2),
     Case(3, "contiguous", (2, 2), "fbb", "by pieces", False, 64, 2),
+    Case(3, "contiguous", (2, 2), "fb", rows=128),
 ]
 RANKS = (0, 1)
-BACK, FIRST = "bkd", "cd"
+BACK, FIRST, KEPT = "bkde", "cde", "ke"
 
 
 class Rank:
@@ -104,7 +103,9 @@ class Rank:
 
         self.case, self.rank = case, rank
         n = 256 * case.world
-        spec = maskc.compile("std:causal").bind(nq=n, nk=n)
+        rows = case.rows or n
+        mask = maskc.compile("std:causal") if rows == n else maskc.compile_text("mask all = k < 100000")
+        spec = mask.bind(nq=rows, nk=n)
         made = plan(spec, world_size=case.world, order=case.order, chunk=case.chunk, prune=case.prune)  # type: ignore[arg-type]
         self.keys = keys = made.keys
         needed = [frozenset(made.needed(r, 0) if made.prune else range(keys.chunk_count)) for r in range(case.world)]
@@ -114,17 +115,28 @@ class Rank:
         self.memory = tuple(on_gpu(torch.zeros(room.total(case.world), dtype=torch.uint8)) for _ in range(case.world))
         self.words = torch.zeros(len(KINDS) * case.world**2, dtype=torch.int32)
         self.epochs = Epochs()
-        link: Any = SimpleNamespace(room=room, memory=self.memory, begin=self.epochs.begin, address=self.address)
+        link: Any = SimpleNamespace(room=room, memory=self.memory, begin=self.begin, address=self.address)
         link.flags, link.told = partial(Link.flags, link), partial(Link.told, link)
         self.link, own = link, self.plans[rank]
         self.transport = Symmetric(link, own, keys, shape, 1)
         readers = {r: self.plans[r] for r, _ in own.lends}
         self.made = Overlapped(own, keys, shape, self.transport, CudaQueues(GPU), GPU, readers=readers, groups=case.groups)
-        whole = spec.vectors(n, n)
+        whole = spec.vectors(rows, n)
         self.local = vectors_on_gpu(localize(whole, made.rows, made.rows.chunks_of(rank), keys, own.columns))
         rows, held = made.rows.local_length(rank), keys.local_length(rank)
-        sizes = (rows, case.heads[0]), (held, case.heads[1]), (held, case.heads[1]), (rows, case.heads[0])
-        self.q, self.k, self.v, self.dout = (on_gpu(torch.zeros(1, m, h, DIM, dtype=torch.bfloat16)) for m, h in sizes)
+        self.sizes = (rows, case.heads[0]), (held, case.heads[1]), (held, case.heads[1]), (rows, case.heads[0])
+        self._alive: list[torch.Tensor] = []
+        self._places: dict[str, tuple[dict[int, str], dict[int, Row]]] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Tensors at other addresses."""
+        made = [on_gpu(torch.zeros(1, m, h, DIM, dtype=torch.bfloat16)) for m, h in self.sizes]
+        self._alive += made
+        self.q, self.k, self.v, self.dout = made
+
+    def begin(self, owners: Iterable[int] = (), _: int = 0) -> Turn:
+        return self.epochs.begin(owners)
 
     def address(self, word: Word) -> int:
         return self.words.data_ptr() + 4 * ((KINDS.index(word.kind) * self.case.world + word.holder) * self.case.world + word.by)
@@ -135,7 +147,7 @@ class Rank:
             self.out, self.lse = self.made.forward(self.local, self.q, self.k, self.v, 0.1, how)
         else:
             given = self.local, self.q, self.k, self.v, self.out, self.lse, self.dout, 0.1
-            self.made.backward(*given, how, gather=kind != "k")
+            self.made.backward(*given, how, gather=kind not in KEPT)
 
     # ---- what the protocol says
 
@@ -144,7 +156,7 @@ class Rank:
         if kind not in BACK:
             return self._named(call_steps(cut.plan, turn, cut.groups, gifts), kind, ())
         leaves = self.departures(cut)
-        how = kind != "k", leaves, True, self._gives(kind), kind not in FIRST
+        how = kind not in KEPT, leaves, True, self._gives(kind), kind not in FIRST
         return self._named(backward_steps(cut.plan, turn, cut.groups, gifts, *how), kind, leaves)
 
     def _gives(self, kind: str) -> bool:
@@ -182,7 +194,7 @@ class Rank:
                 case Give(reader, piece):
                     out.append((stream, f"give {reader} {piece}"))
                 case Push(pieces):
-                    out += [(stream, "follow sum")] if self._shared(kind) else []
+                    out += [("sum", "add up"), (stream, "follow sum")] if self._shared(kind) else []
                     out.append((stream, f"push {next(i for i, leaving in enumerate(leaves) if leaving.pieces == pieces)}"))
                 case Attend():
                     out += self._around(op, kind)
@@ -190,7 +202,9 @@ class Rank:
                     out += [(stream, "sum"), (stream, "spoil")]
                 case _:
                     raise AssertionError(op)
-        return out if kind in BACK else [*out, ("compute", "spoil")]
+        out += [] if kind in BACK else [("compute", "spoil")]
+        nothing = ("attend", "settle") if kind in BACK else ("attend", "settle", "spoil")
+        return [step for step in out if self.sizes[0][0] or step[1] not in nothing]
 
     def _around(self, op: Attend, kind: str) -> Enqueued:
         """The kernel; one that waits for nothing starts when all keys are there, and says nothing of its gradients."""
@@ -198,7 +212,7 @@ class Rank:
             return [("compute", "attend")]
         gave = [Word("gave", self.rank, source) for source in self.plans[self.rank].sources]
         reports = [Word("finished", self.rank, piece) for piece in self.made.backward_cut.pieces]
-        before: Enqueued = [("compute", f"wait {_text(word)} {op.epoch}") for word in gave]
+        before: Enqueued = [("compute", f"wait {_text(word)} {op.epoch}") for word in gave if kind not in KEPT]
         after: Enqueued = [("send", f"write {_text(word)} {op.epoch}") for word in reports]
         return [*before, ("compute", "attend"), ("send", "follow compute"), *after]
 
@@ -213,54 +227,10 @@ class Rank:
     # ---- what was enqueued
 
     def enqueued(self, log: Sequence[str], kind: str) -> Enqueued:
-        words, rows = dict(self._words(kind)), dict(self._rows(kind))
-        left: dict[str, set[int]] = {}
-        for at, (_, what) in rows.items():
-            left.setdefault(what, set()).add(at)
-        out: Enqueued = []
-        recorded: dict[str, tuple[str, int]] = {}
-        batch: list[int] = []
-        for line in log:
-            stream = NAMES[int(found[1])] if (found := re.search(r"stream (\d+)", line)) else ""
-            if line.startswith(("push", "pop", "map", "allow", "load")):
-                continue
-            if found := re.match(r"(\d+) words on", line):
-                batch = [int(found[1]), STREAMS[stream]]
-            elif found := re.match(r"operation (\d) of (\d+) at (\d+)", line):
-                out.append((NAMES[batch[1]], f"{('', 'wait', 'write')[int(found[1])]} {words[int(found[3])]} {found[2]}"))
-            elif found := re.match(r"(wait|write) (\d+) at (\d+)", line):
-                out.append((stream, f"{found[1]} {words[int(found[3])]} {found[2]}"))
-            elif found := re.match(r"launch (\S+)", line):
-                out.append((stream, _kernel(found[1])))
-                if out[-2:-1] == out[-1:] and out[-1][1] == "attend":  # kernels of one call
-                    out.pop()
-            elif line.startswith("torch copies"):
-                out += [(stream, "settle")] if (stream, "settle") not in out[-1:] else []
-            elif line.startswith("copy"):
-                for into, source in _copied(line, DIM * (4 if self._is_push(line, rows) else 2)):
-                    wanted, what = rows[into]
-                    if wanted != source and not (what.startswith("push") and self._shared(kind)):
-                        raise AssertionError(f"{what}: {line} reads another place")
-                    if (stream, what) not in out[-1:]:
-                        if left[what] and len(left[what]) != sum(w == what for _, w in rows.values()):
-                            raise AssertionError(f"{self.case.name}: {what} is not in one piece: {out[-4:]}, {line}")
-                        out.append((stream, what))
-                    left[what].remove(into)
-            elif found := re.match(r"record event (\d+)", line):
-                recorded[found[1]] = stream, sum(s == stream for s, _ in out)
-            elif found := re.match(r"follow event (\d+)", line):
-                other, then = recorded[found[1]]
-                late = sum(s == other for s, _ in out) - then
-                out.append((stream, f"follow {other}" + (f", {late} operations late" if late else "")))
-            else:
-                raise AssertionError(line)
-        if any(left.values()):
-            raise AssertionError(f"not copied: {[what for what, some in left.items() if some]}")
-        return out
-
-    def _is_push(self, line: str, rows: Rows) -> bool:
-        (into, _), *_ = _copied(line, 2 * DIM)
-        return rows[into][1].startswith("push")
+        known = {"k": self.k.data_ptr(), "v": self.v.data_ptr()}
+        if kind not in self._places:
+            self._places[kind] = dict(self._words(kind)), dict(self._rows(kind))
+        return Reader(*self._places[kind], known, self._shared(kind)).read(log)
 
     def _words(self, kind: str) -> Iterator[tuple[int, str]]:
         world, me, cut = range(self.case.world), self.rank, self._cut(kind)
@@ -276,28 +246,31 @@ class Rank:
             first = self.link.told(owner, me).data_ptr()
             yield from ((first + 4 * piece, f"told {owner} {piece}") for piece in cut.pieces)
 
-    def _rows(self, kind: str) -> Iterator[tuple[int, tuple[int, str]]]:
-        """Of every row of a head that is given or pushed in a call, where it goes, where it lies, and what brings it."""
-        if kind != "k":
+    def _rows(self, kind: str) -> Iterator[tuple[int, Row]]:
+        """Of every row of a head that is given or pushed in a call."""
+        if kind not in KEPT:
             for reader, piece in self.made.gifts[kind in BACK] or ():
-                ends = self.transport._ends(reader, self.made.cuts_of_readers[reader][kind in BACK], piece, (self.k, self.v))
-                for there, here in zip(*ends, strict=True):
-                    yield from zip(_each(there), ((at, f"give {reader} {piece}") for at in _each(here)), strict=True)
+                cut = self.made.cuts_of_readers[reader][kind in BACK]
+                ends = self.transport._ends(reader, cut, piece, (self.k, self.v))
+                for of, own, there, here in zip("kv", (self.k, self.v), *ends, strict=True):
+                    yield from _pairs(f"give {reader} {piece}", of, there, here, own.data_ptr())
         if kind not in BACK or self._gives(kind):
             return
         cut, plan = self._cut(kind), self.plans[self.rank]
         slots = {slot.chunk: slot for slot in plan.slots}
+        left = torch.empty(1, self.case.heads[1], self.made._results[0].rows, DIM)  # of dK and dV, as a kernel leaves them
         for number, departure in enumerate(self.departures(cut)):
             for piece in departure.pieces:
                 for chunk in cut.plan.slot_of(piece).chunks:
-                    at = self.made.result_rows(slots[chunk])
-                    there = self.transport._places(departure.owner, chunk, cut.heads_of(piece), at.stop - at.start)
-                    for to, grads in zip(there, self.results, strict=True):
-                        here = grads[0][:, cut.heads_of(piece), at]
-                        yield from zip(_each(to), ((a, f"push {number}") for a in _each(here)), strict=True)
+                    at, heads = self.made.result_rows(slots[chunk]), cut.heads_of(piece)
+                    there = self.transport._places(departure.owner, chunk, heads, at.stop - at.start)
+                    for of, to in zip(("dk", "dv"), there, strict=True):
+                        yield from _pairs(f"push {number}", of, to, left[:, heads, at], left.data_ptr())
 
-    results: tuple[torch.Tensor, torch.Tensor]
-    """Gradients that the kernel of the last call left."""
+
+def _pairs(what: str, of: str, there: torch.Tensor, here: torch.Tensor, base: int) -> Iterator[tuple[int, Row]]:
+    size = DIM * there.element_size()
+    yield from ((to, Row(what, of, at - base, size)) for to, at in zip(_each(there), _each(here), strict=True))
 
 
 def _each(t: torch.Tensor) -> list[int]:
@@ -309,55 +282,48 @@ def _each(t: torch.Tensor) -> list[int]:
     return [t.data_ptr() + int(a) for a in at.expand(sizes).flatten().tolist()]  # type: ignore[union-attr]
 
 
-def _copied(line: str, row: int) -> list[tuple[int, int]]:
-    """(into, source) of every row that a copy takes."""
-    if found := re.match(r"copy (\d+) from (\d+) to (\d+)", line):
-        size, source, into = map(int, found.groups())
-        pieces, pitches = 1, (0, 0)
-    else:
-        found = re.match(r"copy (\d+) x (\d+) from (\d+) by (\d+) to (\d+) by (\d+)", line)
-        assert found is not None, line
-        pieces, size, source, of, into, to = map(int, found.groups())
-        pitches = to, of
-    return [(into + i * pitches[0] + at, source + i * pitches[1] + at) for i in range(pieces) for at in range(0, size, row)]
-
-
-def _kernel(name: str) -> str:
-    return {"fill": "settle", "sum_gradients": "sum", "spoil": "spoil"}.get(name, "attend" if name.startswith("attn") else name)
-
-
 def _text(word: Word) -> str:
     return f"{word.kind} {word.holder} {word.by}"
 
 
 def trace(case: Case, rank: int) -> list[dict[str, Any]]:
-    """Calls twice; of the second time what was enqueued and what was to be."""
-    log, found = Path(os.environ["STUB_DRIVER_LOG"]), []
-    running = Rank(case, rank)
-    enqueue = Overlapped._enqueue
-
-    def noted(self: Overlapped, *args: Any) -> Any:
-        made = enqueue(self, *args)
-        running.results = getattr(made, "pair", running.__dict__.get("results"))
-        return made
-
-    Overlapped._enqueue = noted  # type: ignore[method-assign]
+    """Of all calls but those of the first round, what was enqueued and what was to be. Between them others' calls are counted."""
+    running, found = Rank(case, rank), []
+    owners = running.plans[rank].sources
     with leaving(case.way):
-        for again in range(2):
+        for again in range(ROUNDS):
+            running.renew()
             for kind in case.calls:
-                log.write_text("")
                 last = dict(running.epochs._last)
-                running.call(kind)
-                owners = dict.fromkeys(s.source for s in running.plans[rank].pulls) if kind in BACK else ()
-                turn = Turn(running.epochs.epoch, tuple((o, last[o]) for o in owners if o in last))
-                if again:
-                    lines = log.read_text().splitlines()
-                    both = running.enqueued(lines, kind), running.wanted(kind, turn)
-                    if running._shared(kind):  # what is summed for the next piece may be enqueued before words of this one
-                        both = sorted(both[0], key=itemgetter(0)), sorted(both[1], key=itemgetter(0))
-                    found.append({"call": kind, "enqueued": both[0], "wanted": both[1]})
-    Overlapped._enqueue = enqueue  # type: ignore[method-assign]
+                lines = _log(partial(running.call, kind))
+                before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
+                turn = Turn(running.epochs.epoch, before)
+                both = running.enqueued(lines, kind), running.wanted(kind, turn)
+                if running._shared(kind):  # what is summed for the next piece may be enqueued before words of this one
+                    both = sorted(both[0], key=itemgetter(0)), sorted(both[1], key=itemgetter(0))
+                found += [{"call": f"{kind}, round {again}", "enqueued": both[0], "wanted": both[1]}] if again else []
+            running.epochs.begin(owners[:again])
+        for kind in case.calls:
+            reached = [line for line in _log(partial(captured, running, kind)) if not line.startswith(("record", "follow"))]
+            found.append({"call": f"{kind}, captured", "enqueued": reached, "wanted": []})
     return found
+
+
+def _log(call: Callable[[], object]) -> list[str]:
+    log = Path(os.environ["STUB_DRIVER_LOG"])
+    log.write_text("")
+    call()
+    return log.read_text().splitlines()
+
+
+def captured(running: Rank, kind: str) -> None:
+    """A call inside a CUDA graph is refused."""
+    os.environ[CAPTURING] = "1"
+    try:
+        with pytest.raises(MaskcError, match="M722"):
+            running.call(kind)
+    finally:
+        del os.environ[CAPTURING]
 
 
 def main() -> None:
