@@ -142,7 +142,6 @@ class Clock:
         for key in {key for key, taken in calls if taken.late}:
             self._more[key] = 2 * self._more.get(key, 1.0)
         self._rounds, self._before = [], None
-        self._ends.clear()
         return found
 
     def latest(self, seconds: float) -> float:
@@ -188,7 +187,8 @@ def squares(
     if clock.latest(time.monotonic() - started) < SHORT:  # what is done for the first time took long
         turns(clock, run, [names])
     used, longest = clock.latest(time.monotonic() - started), 0.0
-    while not found or goes_on(len(found), used + longest, seconds, undecided(found)):
+    more = True
+    while more:
         before, made = used, turns(clock, run, square)
         late = made[0].late
         if late and found:  # hosts that were in time before
@@ -196,8 +196,7 @@ def squares(
         found += made
         used = clock.latest(time.monotonic() - started)
         longest = max(longest, used - before)
-        if late:
-            break
+        more = not late and goes_on(len(found), used + longest, seconds, undecided(found))
     return found
 
 

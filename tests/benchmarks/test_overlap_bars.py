@@ -73,6 +73,9 @@ def test_what_rounds_say_themselves_counts_and_what_they_do_not_tell_is_level() 
     assert str(found[f"{above}, forward"]).startswith("level ")
     assert str(found[f"{above}, forward"]).endswith("0.998 of 1.000, 0.990 to 1.004")
     assert found[f"{above}, backward"].low is None
+    edge = bars([{**ours, "faster_step": (1.1, 1.0, 1.2), "beyond_forward_ms": (0.03, 0.02, 0.05)}, dual])
+    assert next(bar for bar in edge if bar.what == f"{above}, step").level, "just at the bar"
+    assert next(bar for bar in edge if bar.what == "E forward").exposed_us == pytest.approx(30)
 
 
 def test_a_cell_whose_hosts_were_late_in_every_round_is_not_judged() -> None:
