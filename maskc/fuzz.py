@@ -117,6 +117,8 @@ def fuzz(
         try:
             case = _case(mask, env, rng)
         except MaskcError as e:
+            if e.code == "M415":
+                raise  # no data could help
             if e.code == "M416":
                 refused += 1
                 continue

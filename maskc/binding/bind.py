@@ -56,6 +56,9 @@ def bind(
     for decl in fn.inputs:
         binder.collect(decl, inputs)
     binder.checks.stop()
+    if said.any_head and "heads" not in binder.agreed:
+        hint = "let an input say what a head does, as in `input window : int per head`, read as `window[h]`"
+        raise error("M415", f"no input says how many heads mask `{fn.name}` is for, which reads `h`", fn.span, hint)
     bound = binder.result(mask)
     bound.check_early()
     return bound

@@ -45,9 +45,10 @@ where 1 goes with everything; the message names the two that do not. Rows and ke
     "M414": """A mask of one sequence on a rectangle.
 The mask uses one set of segments for rows and keys, so it needs as many rows as keys. For cross attention declare one input
 `per row` and one `per key` (see std:cross_pairs), or say `assume nq <= nk`.""",
-    "M415": """The number of keys is not known.
+    "M415": """The number of keys, or of heads, is not known.
 No input has one value per key and no segments were given. `maskc.run` takes sizes from q and k; elsewhere give
-`bind(nq=, nk=)`.""",
+`bind(nq=, nk=)`. A mask that reads `h` needs an input with a value for each head: one `per head`, or a vector that is bound as
+[batch, heads, n]. Without one, all heads would be head 0.""",
     "M416": """A key needs more masked runs than the vectors hold.
 The mask is neither proved nor refuted in general, so the data decide: this batch has a column whose masked rows form more than
 two runs (beside the free triangle, where every row before the key is masked). The message lists them.""",

@@ -46,12 +46,13 @@ class Fact:
 class Declared:
     """What the file of a mask says of its inputs. required: those that the mask reads, and those that these are declared by.
 
-    names: of all of them.
+    names: of all of them. any_head: the mask reads `h` and no input `per head`, which would say how many heads there are.
     """
 
     facts: tuple[Fact, ...]
     required: frozenset[str]
     names: frozenset[str]
+    any_head: bool
 
     def facts_of(self, given: set[str]) -> tuple[Fact, ...]:
         """The facts that speak of nothing but inputs that were given (and sizes)."""
@@ -68,7 +69,10 @@ def declared(mask: CompiledMask) -> Declared:
         fn = mask.fn
         of_inputs = [Fact.of(decl, fact) for decl in fn.inputs for fact in decl.where]
         facts = (*of_inputs, *(Fact.of(None, fact) for fact in fn.assumes))
-        found = _declared[mask] = Declared(facts, frozenset(_required(fn)), frozenset(d.name for d in fn.inputs))
+        required = frozenset(_required(fn))
+        per_head = any(fn.input(name).per == "head" for name in required)
+        any_head = not per_head and any(isinstance(node, Head) for node in walk(fn.body))
+        found = _declared[mask] = Declared(facts, required, frozenset(d.name for d in fn.inputs), any_head)
     return found
 
 

@@ -13,10 +13,11 @@ from typing import TypeVar, assert_never
 
 from maskc.ir.evaluate import Run, masked_runs, visible_runs
 from maskc.ir.lower import GuardedIntervals, interval_cases, needs_hole_free
-from maskc.ir.nodes import And, Check, InputKind, MaskFn, Or, Pred
+from maskc.ir.nodes import And, Check, Head, InputKind, MaskFn, Or, Pred
 from maskc.ir.printer import print_term
 from maskc.ir.reference import Env, Point, dense, holds, visible
 from maskc.ir.samples import describe, random_env, runs_text
+from maskc.ir.traverse import walk
 from maskc.ir.verdict import Counterexample, Refuted
 
 _T = TypeVar("_T")
@@ -49,7 +50,7 @@ def _environments(fn: MaskFn, hole_free: frozenset[str], n: int, trials: int) ->
 
 
 def _per_head(fn: MaskFn) -> bool:
-    return any(d.per == "head" for d in fn.inputs)
+    return any(d.per == "head" for d in fn.inputs) or any(isinstance(node, Head) for node in walk(fn.body))
 
 
 def heads_of(fn: MaskFn) -> range:

@@ -171,6 +171,12 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M408", BLOCKS, {"keep": [[1, 1], [0, 2]], "nq": 8, "nk": 8}, "block table `keep`[1][1] = 2 is not a truth value"),
     ("M414", DOC, {"doc": segments(lengths=[3]), "nq": 3, "nk": 4}, "there are 3 rows and 4 keys"),
     ("M415", WINDOW, {"window": 3}, "no input says how many keys"),
+    (
+        "M415",
+        "mask m = k <= q <= k + 128 * h",
+        {"nq": 4, "nk": 4},
+        "no input says how many heads mask `m` is for, which reads `h`",
+    ),
 ]
 
 

@@ -210,6 +210,18 @@ def test_room_to_spare_is_empty_and_behind_the_last_segment(form: dict[str, Any]
     assert table.ends.tolist() == [[3, 4, 4], [0, 0, 0], [2, 2, 5]]
 
 
+def test_what_a_head_does_may_follow_from_its_number() -> None:
+    """Where some input says how many heads there are; else all would be head 0 (M415)."""
+    given = {
+        "input evict : int per key\nmask m = k <= q < evict[k] + 2 * h": {"evict": torch.tensor([[[1, 2, 3, 4]] * 3])},
+        "input wide : int per head\nmask m = k <= q < k + wide[h] + 2 * h": {"wide": [1, 1, 1], "nk": 4},
+    }
+    for text, inputs in given.items():
+        lts = maskc.compile_text(text).bind(**inputs).vectors().lts
+        assert lts is not None
+        assert lts[0].tolist() == [[1, 2, 3, 4], [3, 4, 4, 4], [4, 4, 4, 4]]
+
+
 @pytest.mark.parametrize("read", [list, torch.tensor, np.array])
 def test_ragged_batches(read: Callable[[list[int]], Any]) -> None:
     mask = maskc.compile_text(
