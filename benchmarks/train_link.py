@@ -136,7 +136,7 @@ class Link:
     def pulls(self) -> Link:
         return self
 
-    def begin(self, owners: Iterable[int] = ()) -> Turn:
+    def begin(self, owners: Iterable[int] = (), tag: int = 0) -> Turn:
         return self._epochs.begin(owners)
 
     def address(self, word: Word) -> int:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from maskc.binding.streams import current_handle
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.call_order import tag_of
 from maskc.runtime.link import BUFFERS, Link, link_of
@@ -56,8 +58,8 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     with way.link.call():
         rank = rank_of(call, q, k, v)
         rank.holds = None
-        way.link.tag = tag_of(*_key(call, q, k, v), way.executor, "forward")
-        out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor)
+        tag = tag_of(*_key(call, q, k, v), way.executor, "forward")
+        out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor, tag)
         way.link.given |= dict.fromkeys(rank.plan.sources, rank.epoch)
         rank.holds = lse if call.plan.keep_keys else None
         return out, lse
@@ -76,8 +78,8 @@ def backward(
         rank = rank_of(call, q, k, v)
         kept, rank.holds = rank.holds is not None and _one_memory(rank.holds, lse), None
         local, how = local_mask(call, q, k), call.deterministic
-        way.link.tag = tag_of(*_key(call, q, k, v), way.executor, "backward", kept)
-        made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept)
+        tag = tag_of(*_key(call, q, k, v), way.executor, "backward", kept)
+        made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept, tag=tag)
         way.link.given |= {} if kept else dict.fromkeys(rank.plan.sources, rank.epoch)
         rank.holds = lse if call.plan.keep_keys else None
         return made
@@ -112,8 +114,19 @@ def _order(call: Call, q: Tensor, k: Tensor, rank: int | None = None) -> Overlap
 
 def local_mask(call: Call, q: Tensor, k: Tensor) -> BoundaryVectors:
     """The mask of this rank's rows over its key buffer."""
-    columns = _order(call, q, k).columns
-    return localized(call.vectors, call.plan.rows, call.row_chunks, call.plan.keys, columns, call.device)
+    # streams that have waited for what `localized` made need not ask it again
+    stream = current_handle(call.device) if call.device.type == "cuda" else 0
+    key = call.plan.digest, call.part, call.peer.rank, q.shape[2], k.shape[2], stream
+    known = _local_masks.setdefault(call.vectors, {})
+    found = known.get(key)
+    if found is None:
+        columns = _order(call, q, k).columns
+        found = localized(call.vectors, call.plan.rows, call.row_chunks, call.plan.keys, columns, call.device)
+        known[key] = found
+    return found
+
+
+_local_masks: WeakKeyDictionary[BoundaryVectors, dict[tuple[Hashable, ...], BoundaryVectors]] = WeakKeyDictionary()
 
 
 def _key(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Hashable, ...]:
@@ -124,9 +137,10 @@ def _key(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Hashable, ...]:
 def rank_of(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Overlapped:
     """This rank with its key buffer, which the calls of a batch share; those of a few plans are kept."""
     assert call.direct is not None
-    link, shape, order, key = call.direct.link, key_shape(k, v), _order(call, q, k), _key(call, q, k, v)
+    link, key = call.direct.link, _key(call, q, k, v)
     rank, place = link.ranks.pop(key, (None, 0))
     if rank is None:
+        shape, order = key_shape(k, v), _order(call, q, k)
         while len(link.ranks) >= BUFFERS:
             link.ranks.pop(next(iter(link.ranks)))
         place = min(set(range(BUFFERS)) - {at for _, at in link.ranks.values()})

@@ -95,7 +95,7 @@ class Link:
 
     memory: per rank its bytes as this process sees them. ranks: this rank over the last few plans, and which key buffers
     these have. epochs: of the calls. given: of every rank that has given keys to this one, the last epoch in which it did.
-    timeout: seconds of one wait. tag: of the call that comes next, see `call_order`. complained: this rank has raised M721.
+    timeout: seconds of one wait. complained: this rank has raised M721.
     """
 
     def __init__(self, peer: Peer, device: torch.device, words: SharedFile, timeout: float) -> None:
@@ -105,7 +105,7 @@ class Link:
         self.memory: tuple[Tensor, ...] = ()
         self.ranks: dict[Hashable, tuple[Overlapped, int]] = {}
         self.given: dict[int, int] = {}
-        self.tag, self.complained = 0, False
+        self.complained = False
         self.queues: Queues = CudaQueues(device) if device.type == "cuda" else HostQueues(seconds=timeout)
         self._words, self._entering = words, threading.RLock()
         self._keeps: object = None
@@ -116,10 +116,10 @@ class Link:
         self.calls, self._difference = Calls(self._failed(self.world), self.rank, self.world), ""
         self.watch = Watch(self._trouble, self._stop, 1.5 * timeout + 1.0, self._differs)
 
-    def begin(self, owners: Iterable[int] = ()) -> Turn:
+    def begin(self, owners: Iterable[int] = (), tag: int = 0) -> Turn:
         """Count a call, see `Epochs.begin`, and tell the others which it is, before anything waits for them."""
         turn = self.epochs.begin(owners)
-        self.calls.say(turn.epoch, self.tag)
+        self.calls.say(turn.epoch, tag)
         return turn
 
     def address(self, word: Word) -> int:

@@ -13,7 +13,6 @@ Every rank adds up those of its own keys in fp32: its own first, then those of o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,13 +24,15 @@ import torch
 from torch import Tensor
 
 from maskc.boundary import BoundaryVectors
-from maskc.diagnostics import error
 from maskc.runtime import comm, exchange, hopper
 from maskc.runtime.driver_streams import StreamWord
 from maskc.runtime.merge import Partial
+from maskc.runtime.overlap_again import Again, refuse_capture
+from maskc.runtime.overlap_finish import STOPPED
 from maskc.runtime.overlap_grads import Gradients, departing
 from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Whole, backward_block, forward_block
 from maskc.runtime.overlap_plan import Cut, Slot
+from maskc.runtime.overlap_replay import BACKWARD, FORWARD, SPOIL, SUM, Now, Tape, gradient_sum, place_of
 from maskc.runtime.overlap_sum import over_splits
 from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.protocol import (
@@ -55,18 +56,17 @@ from maskc.runtime.protocol import (
     call_steps,
     regrouped,
 )
-from maskc.runtime.transport import Pair, head_major, read_word, write_word
+from maskc.runtime.ready import Ready, keeping
+from maskc.runtime.transport import Pair, Prepared, Queues, head_major, read_word
 
 Executor: TypeAlias = Literal["gated", "copy-then-attend", "sm-copy"]
-STOPPED = 0xFFFFFFFF
-"""What the host writes to make kernels stop waiting."""
 COPY_CTAS = 8
 """CTAs that copy in "sm-copy", and multiprocessors that the attention kernels leave to them."""
 __all__ = ["COPY_CTAS", "STOPPED", "Executor", "Gradients", "KeyBuffer", "Lasting", "Overlapped"]
 Result = TypeVar("Result")
 
 
-class Overlapped(KeyBuffer):
+class Overlapped(Again):
     """One rank of overlapped attention over one plan: its key buffer, used by one call after another."""
 
     @cached_property
@@ -86,24 +86,32 @@ class Overlapped(KeyBuffer):
     # ---- calls
 
     def forward(
-        self, local: BoundaryVectors, q: Tensor, k: Tensor, v: Tensor, scale: float, executor: Executor = "gated"
+        self, local: BoundaryVectors, q: Tensor, k: Tensor, v: Tensor, scale: float, executor: Executor = "gated", tag: int = 0
     ) -> Partial:
         """(out, lse) of the rank's rows; returns while copies and kernel run, see `finish`.
 
-        local: the mask over `plan.columns`. q [B, rows, Hq, D]; k, v [B, rows, Hk, D]: the rank's own keys. Where some
-        keys did not arrive, lse is NaN.
+        local: the mask over `plan.columns`. q [B, rows, Hq, D]; k, v [B, rows, Hk, D]: the rank's own keys. tag: see
+        `Transport.begin`. Where some keys did not arrive, lse is NaN.
         """
+        tensors = q, k, v
+        key = self._key(executor, "forward", scale, q.dtype, tensors=tensors)
+        if (found := self._replays.find(local, key, tensors)) is not None:
+            return self._forward_again(found, tensors, tag)
         gated = executor != "copy-then-attend"
         own = self.in_place(k, v, forward_block(local, q)) if gated else None
         attend = partial(self.attend, local, q, scale, gated=gated, own=own, leave=_left_free(executor))
         variant = ("forward", hopper.mask_form(local), q.shape[3], q.dtype)
         self._prepare(local, variant, partial(attend, there=True), partial(self._forward_tables, local, q), executor)
-        turn = self.transport.begin()
+        turn = self.transport.begin(tag=tag)
         cut = self.forward_cut
-        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead)
-        out, lse = self._enqueue(call_steps(cut.plan, turn, cut.groups, self.gifts[0]), turn, call, attend)
+        tape, ready = self._tape(local, key, tensors), list[Ready]()
+        by = None if tape is None else keeping(ready, (*FORWARD, *SPOIL))
+        call = _Call(executor, turn, cut, k, v, self._runs if own is None else own.lead, tape=tape)
+        out, lse = self._enqueue(call_steps(cut.plan, turn, cut.groups, self.gifts[0]), turn, call, partial(attend, by=by))
         if q.device.type == "cuda" and lse.numel():
-            exchange.spoil((lse,), self.words.everybody)
+            exchange.spoil((lse,), self.words.everybody, by=by)
+        if tape is not None:
+            self._keep_forward(local, key, tape, ready, own, (q, k, v, out, lse))
         return out, lse
 
     def backward(
@@ -121,6 +129,7 @@ class Overlapped(KeyBuffer):
         dlse: Tensor | None = None,
         deterministic: bool = False,
         gather: bool = True,
+        tag: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv) of the rank's rows and own keys; returns while everything runs, see `finish`.
 
@@ -128,6 +137,11 @@ class Overlapped(KeyBuffer):
         nothing hides behind anything. gather: keys are copied again; False where the buffer still holds those of the
         last call. Where some keys did not arrive, dk and dv are NaN.
         """
+        tensors = q, k, v, out, dout
+        key = self._key(executor, "backward", scale, q.dtype, deterministic, gather, tensors=tensors)
+        simple = dlse is None and out.dtype == dout.dtype == q.dtype and lse.is_contiguous()
+        if simple and (found := self._replays.find(local, key, tensors)) is not None:
+            return self._backward_again(found, tensors, lse, tag)
         gated = executor != "copy-then-attend"
         own = self.in_place(k, v, backward_block(local, q, deterministic)) if gated else None
         dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
@@ -157,56 +171,24 @@ class Overlapped(KeyBuffer):
             self.sums.table(gives)
 
         self._prepare(local, variant, partial(attend, there=True), tables, executor)
-        turn = self.transport.begin(dict.fromkeys(s.source for s in self.plan.pulls))
+        turn = self.transport.begin(self.plan.sources, tag)
         cut = self.backward_cut
         added = self._added(own, whole, turn.epoch)
-        call = _Call(executor, cut, k, v, self._runs if own is None else own.lead, (dk, dv), added, gather)
+        # where an owner was not written to before, later calls wait for more words than this one
+        tape = self._tape(local, key, tensors) if simple and len(turn.before) == len(self.plan.sources) else None
+        call = _Call(executor, turn, cut, k, v, self._runs if own is None else own.lead, (dk, dv), added, gather, tape)
+        ready = list[Ready]()
+        by = None if tape is None else keeping(ready, BACKWARD)
         how = gather, self.departures, self.transport.one_engine, gives, gated and self.transport.takes is not None
         steps = backward_steps(cut.plan, turn, cut.groups, self.gifts[1], *how)
-        made = self._enqueue(steps, turn, call, partial(attend, there=not gather, give=gives))
+        made = self._enqueue(steps, turn, call, partial(attend, there=not gather, give=gives, by=by))
         for owner, size in self._given_bytes.items() if gives else ():
             comm.count_sent("grad", owner, size)
+            if tape is not None:
+                tape.sent("grad", owner, size)
+        if tape is not None:
+            self._keep_backward(local, key, tape, ready, own, whole, (q, k, v, dk, dv), made, deterministic)
         return made.dq, dk, dv
-
-    # ---- waiting for the end
-
-    def finish(self, timeout: float | None = None) -> None:
-        """Wait for everything enqueued; afterwards the rank can be used again.
-
-        timeout: seconds after which the host stops all waits (default: twice that of a wait of the kernel).
-
-        Raises:
-            MaskcError: M721 when a chunk did not arrive; the results of calls since the last `finish` are useless.
-        """
-        failed = self.words.failed.data_ptr()
-        deadline = time.monotonic() + (2 * self.timeout if timeout is None else timeout)
-        while not self.queues.idle() and time.monotonic() < deadline and not read_word(failed):
-            time.sleep(1e-4)
-        if not self.queues.idle():
-            self.stop()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        found = read_word(failed)
-        if found:
-            if self.words.everybody.numel() == 1:  # else others go by it, too, and the link is not used again
-                write_word(failed, 0)
-                for t in (self.words.counts, self.words.sent, self.words.lost):  # as they stand
-                    t.zero_()
-            raise error("M721", self._missing(found))
-
-    def stop(self) -> None:
-        """End every wait of this rank, from any thread: of its kernel and of its streams."""
-        failed = self.words.failed.data_ptr()
-        if not read_word(failed):
-            write_word(failed, STOPPED)
-        self.transport.release(self.epoch)
-
-    def _missing(self, found: int) -> str:
-        if found == STOPPED:
-            return f"rank {self.plan.rank}: waiting was stopped in call {self.epoch}"
-        cut = self.forward_cut if found <= self.forward_cut.words else self.backward_cut
-        slot = cut.plan.slot_of(found - 1 - cut.first)
-        return f"rank {self.plan.rank}: key chunk {slot.chunk} of rank {slot.source} did not arrive within {self.timeout} s"
 
     # ---- steps
 
@@ -223,7 +205,9 @@ class Overlapped(KeyBuffer):
             self.finish()
         if self.device.type != "cuda":
             return
-        _refuse_capture(self.device)
+        with torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                refuse_capture()
         if self.plan.rows and local.nq:
             tables()
         if executor == "sm-copy" and self.transport.pulls is not None:
@@ -256,21 +240,24 @@ class Overlapped(KeyBuffer):
     def _say(self, stream: Stream, operations: Iterable[Operation], call: _Call, result: object) -> None:
         """Enqueue waits and words that follow each other, in one operation of their stream."""
         copied = self._by_kernel(call)  # which tells of its copies, too
-        sums: list[StreamWord] = []  # over CTAs, on a stream of their own
-        words: list[StreamWord] = []
+        sums: list[tuple[StreamWord, int]] = []  # over CTAs, on a stream of their own; each with the place of its value
+        words: list[tuple[StreamWord, int]] = []
         for op in operations:
             if isinstance(op, Tell):
-                words += [StreamWord(False, self._told_at[op.owner] + 4 * p, op.epoch & 0xFFFFFFFF) for p in op.pieces]
+                words += [(StreamWord(False, self._told_at[op.owner] + 4 * p, op.epoch & 0xFFFFFFFF), 0) for p in op.pieces]
                 continue
             assert isinstance(op, Wait | Put)
             waits = isinstance(op, Wait)
             if waits or not (copied and op.word.kind == "flag"):
                 apart = waits and op.word.kind == "finished" and _in_parts(result)
-                (sums if apart else words).append(StreamWord(waits, self.address(call.cut, op.word), op.epoch & 0xFFFFFFFF))
-        if sums:
-            self.queues.words("sum", sums)
-        if words:
-            self.queues.words(stream, words)
+                word = StreamWord(waits, self.address(call.cut, op.word), op.epoch & 0xFFFFFFFF)
+                (sums if apart else words).append((word, place_of(op, call.turn)))
+        both: tuple[tuple[Stream, list[tuple[StreamWord, int]]], ...] = ("sum", sums), (stream, words)
+        for to, some in both:
+            if some:
+                self.queues.words(to, [word for word, _ in some])
+                if call.tape is not None:
+                    call.tape.words(to, [word._replace(value=place) for word, place in some])
 
     def _do(
         self, stream: Stream, op: Operation, turn: Turn, call: _Call, attend: Callable[[], Result], result: Result | None
@@ -281,14 +268,18 @@ class Overlapped(KeyBuffer):
             case Wait() | Put() | Tell():
                 raise AssertionError(f"{op}: words go with those beside them, see `_say`")
             case Begin():
-                queues.follow(stream, "compute")
+                call.follow(queues, stream, "compute")
                 if self.transport.gives is None and stream not in self._kept_on:
                     queues.keep(stream, (self.keys, self.values))
                     self._kept_on.add(stream)
             case Settle():
                 self.settle(call.k, call.v, call.settled)
+                if call.tape is not None and call.settled:
+                    call.tape.add(lambda now: self.settle(*now.pair, call.settled))
             case Give(reader, piece, _):
                 self.give(call.cut, reader, piece, call.own, call.executor == "sm-copy")
+                if call.tape is not None:
+                    call.tape.copies(stream, "own", ("kv", reader), self._given(call.cut, reader, piece, call.own))
             case Pull(piece, _, half, _):
                 if not self._by_kernel(call):
                     self.pull(call.cut, piece, half)
@@ -298,19 +289,21 @@ class Overlapped(KeyBuffer):
                 if call.executor == "copy-then-attend":
                     self._await_keys(call)
                 made = attend()
+                if call.tape is not None:
+                    call.tape.here("attend")
                 if call.executor == "copy-then-attend":
                     queues.follow("send", "compute")
                     self._report()
                 return made
             case Push(pieces, _, _):
                 assert isinstance(result, Gradients)
-                self.push(pieces, result)
+                self.push(pieces, result, call.tape)
             case End(after):
-                queues.follow(stream, after)
+                call.follow(queues, stream, after)
             case Sum():
                 assert isinstance(result, Gradients)
                 assert call.grads is not None
-                self.add_up(result, call.grads, call.added)
+                self.add_up(result, call.grads, call.added, call.tape)
             case _:
                 assert_never(op)
         return None
@@ -339,14 +332,38 @@ class Overlapped(KeyBuffer):
         assert pulling is not None
         pulling.pull(at.source, half, at.chunk, cut.heads_of(piece), self._place(cut, piece))
 
-    def push(self, pieces: tuple[int, ...], made: Gradients) -> None:
-        """Enqueue the way of these pieces' gradients to their owner on torch's current stream, which is "send"."""
+    def _given(self, cut: Cut, reader: int, piece: int, own: Pair) -> Prepared:
+        """What `give` enqueues."""
+        giving, theirs = self.transport.gives, self.cuts_of_readers[reader][cut is self.backward_cut]
+        assert giving is not None
+        return giving.given(reader, theirs, piece, own)
+
+    def push(self, pieces: tuple[int, ...], made: Gradients, tape: Tape | None = None) -> None:
+        """Enqueue the way of these pieces' gradients to their owner on torch's current stream, which is "send".
+
+        tape: notes it, too.
+        """
         found = self._departing.get(pieces)
         if found is None:
             joining = self.layout if self.transport.joins else None
             found = self._departing[pieces] = departing(self.plan, self.backward_cut, pieces, joining)
         for at, heads in found:
             self._push(at, heads, made)
+            if tape is not None:
+                self._note_push(at, heads, made, tape)
+
+    def _note_push(self, at: Slot, heads: slice, made: Gradients, tape: Tape) -> None:
+        def again(now: Now) -> None:
+            assert now.left is not None
+            with self.queues.on("send"):
+                self._push(at, heads, now.left)
+
+        taking = self.transport.takes
+        if _in_parts(made) or taking is None:
+            tape.add(again)
+        else:
+            pushed = taking.pushed(at.source, at.chunk, heads, self.result_rows(at), (made.dk[0], made.dv[0]))
+            tape.copies("send", "parts", ("grad", at.source), pushed)
 
     def _push(self, at: Slot, heads: slice, made: Gradients) -> None:
         rows = self.result_rows(at)
@@ -359,9 +376,14 @@ class Overlapped(KeyBuffer):
         self.queues.keep("send", (dk, dv))
         self.transport.push(at.source, at.chunk, heads, (dk, dv))
 
-    def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None) -> None:
-        """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream."""
-        self.sums.add(made, out, self.words.everybody, added)
+    def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None, tape: Tape | None = None) -> None:
+        """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream. tape: notes it, too."""
+        if tape is None:
+            self.sums.add(made, out, self.words.everybody, added)
+            return
+        sums, spoil = list[Ready](), list[Ready]()
+        self.sums.add(made, out, self.words.everybody, added, (keeping(sums, SUM), keeping(spoil, SPOIL)))
+        tape.add(gradient_sum(sums, spoil[0], tape.stream))
 
     @cached_property
     def _given_bytes(self) -> dict[int, int]:
@@ -411,9 +433,13 @@ class Overlapped(KeyBuffer):
 
 @dataclass(frozen=True)
 class _Call:
-    """What steps of a call need. settled: own keys that the kernel reads in the buffer. gather: keys are copied."""
+    """What steps of a call need.
+
+    settled: own keys that the kernel reads in the buffer. gather: keys are copied. tape: what notes the steps, to be made again.
+    """
 
     executor: Executor
+    turn: Turn
     cut: Cut
     k: Tensor
     v: Tensor
@@ -421,6 +447,12 @@ class _Call:
     grads: Pair | None = None
     added: exchange.Added | None = None
     gather: bool = True
+    tape: Tape | None = None
+
+    def follow(self, queues: Queues, stream: Stream, other: Stream) -> None:
+        queues.follow(stream, other)
+        if self.tape is not None:
+            self.tape.follow(stream, other)
 
     @cached_property
     def own(self) -> Pair:
@@ -430,13 +462,6 @@ class _Call:
 
 _warm: set[tuple[object, ...]] = set()
 """Kinds of calls that this process has made once in the open: what they compiled and loaded lasts as long as it does."""
-
-
-def _refuse_capture(device: torch.device) -> None:
-    """A captured call would write and wait for the same epoch at every replay, so that its flags would be up already."""
-    with torch.cuda.device(device):
-        if torch.cuda.is_current_stream_capturing():
-            raise error("M722", "an overlapped call cannot be captured into a CUDA graph", None, "capture what is around it")
 
 
 def _in_parts(result: object) -> bool:

@@ -35,6 +35,7 @@ from maskc.runtime.overlap_sum import GradientSum, by_blocks, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
 from maskc.runtime.overlap_words import OWNERS, Lasting
 from maskc.runtime.protocol import Departure, Gift, Word, at_once, by_pieces, gifts
+from maskc.runtime.ready import Launch
 from maskc.runtime.remember import remembered
 from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_major, padded
 
@@ -178,11 +179,12 @@ class KeyBuffer:
         there: bool = False,
         own: InPlace | None = None,
         leave: int = 0,
+        by: Launch | None = None,
     ) -> Partial:
         """The forward kernel of the current epoch over the key buffer.
 
         gated: it waits for flags; there: all chunks count as there. own: see `in_place`. leave: multiprocessors that it
-        does not use.
+        does not use. by: what launches a gated kernel.
         """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
@@ -192,9 +194,9 @@ class KeyBuffer:
         if q.device.type == "cpu":
             self._host_gate(self.forward_cut, there)
             return ops.forward(local, q, keys, values, scale, backend="cpu")
-        spec, schedule = _forward_spec(local, q), _schedule(local, q.shape[3])
+        spec, mask_tables = _forward_spec(local, q), schedule(local, q.shape[3])
         if not gated:
-            return hopper.forward_with(spec, local, q, keys, values, scale, schedule)
+            return hopper.forward_with(spec, local, q, keys, values, scale, mask_tables)
         tables, cut = self._forward_tables(local, q), self.forward_cut
         gate = hopper.GateTables(
             tables.items.data_ptr(),
@@ -208,8 +210,8 @@ class KeyBuffer:
             cut.group_heads,
             own.block if own else NOWHERE,
         )
-        run = partial(hopper.forward_with, _gated(spec), local, q, keys, values, scale, schedule)
-        return run(gate=gate, own=own.pair if own else None, leave=leave)
+        run = partial(hopper.forward_with, _gated(spec), local, q, keys, values, scale, mask_tables)
+        return run(gate=gate, own=own.pair if own else None, leave=leave, by=by)
 
     def attend_backward(
         self,
@@ -228,11 +230,12 @@ class KeyBuffer:
         give: bool = False,
         deterministic: bool = False,
         leave: int = 0,
+        by: Launch | None = None,
     ) -> Gradients:
         """The backward kernels of the current epoch; gated: they report each chunk whose gradients are complete.
 
         whole: with `own`, where they complete gradients of own keys themselves. give: gradients of others' keys go to their
-        owners, see `gives_gradients`.
+        owners, see `gives_gradients`. by: what launches gated ones.
         """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
@@ -259,7 +262,7 @@ class KeyBuffer:
         tables = self._backward_tables(local, q, deterministic, whole is not None)
         gate = self._backward_gate(tables, spec.block_kv, there, own.block if own else NOWHERE, whole, give)
         run = partial(run, gate=gate, own=own.pair if own else None, whole=whole.results if whole else None, leave=leave)
-        return Gradients(*run(_gated(spec), rows=self._results[give].rows), True, give)
+        return Gradients(*run(_gated(spec), rows=self._results[give].rows, mask=mask_fields(local), by=by), True, give)
 
     def gives_gradients(self, local: BoundaryVectors, q: Tensor, deterministic: bool) -> bool:
         """Whether a gated kernel writes gradients of others' keys to where their owners add them up.
@@ -294,6 +297,11 @@ class KeyBuffer:
         """Of the gradients of all keys, those of a slot of a cut."""
         start = self._results[0].starts[at.chunk]
         return slice(start, start + sum(padded(self.layout.size_of(c)) for c in at.chunks))
+
+    def sizes(self, local: BoundaryVectors, q: Tensor, deterministic: bool, give: bool) -> hopper_bwd.Sizes:
+        """Of a gated backward. give: see `gives_gradients`."""
+        spec, rows = _gated(_backward_spec(local, q, deterministic)), self._results[give].rows
+        return hopper_bwd.Sizes.of(spec, local, q, self._buffer()[0], q.dtype, None, True, rows)
 
     def splits(self, local: BoundaryVectors, q: Tensor, deterministic: bool = False) -> int:
         """How many CTAs of a backward kernel share the query heads of a key head; 1 where there is no kernel."""
@@ -482,5 +490,10 @@ def _gated(spec: Spec) -> Spec:
 
 
 @remembered
-def _schedule(local: BoundaryVectors, head_dim: int) -> tuple[Tensor, ...]:
+def schedule(local: BoundaryVectors, head_dim: int) -> tuple[Tensor, ...]:
     return hopper.schedule(local, head_dim)
+
+
+@remembered
+def mask_fields(local: BoundaryVectors) -> hopper_bwd.MaskFields:
+    return hopper_bwd.MaskFields.of(local)

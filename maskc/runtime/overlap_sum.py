@@ -15,6 +15,7 @@ from maskc.runtime import exchange
 from maskc.runtime.layout import Layout
 from maskc.runtime.overlap_grads import Gradients, Told, result_rows
 from maskc.runtime.overlap_plan import OverlapPlan, Slot
+from maskc.runtime.ready import Launch
 from maskc.runtime.transport import KeyShape, Pair, Transport
 
 
@@ -61,14 +62,21 @@ class GradientSum:
         self.chunks, self.rows = own_chunks(plan, keys), keys.local_length(plan.rank)
         self._tables: dict[bool, exchange.SumTable] = {}
 
-    def add(self, made: Gradients, out: Pair, failed: Tensor, added: exchange.Added | None = None) -> None:
+    def add(
+        self,
+        made: Gradients,
+        out: Pair,
+        failed: Tensor,
+        added: exchange.Added | None = None,
+        by: tuple[Launch | None, Launch | None] = (None, None),
+    ) -> None:
         """Write dK and dV [B, own rows, Hk, D] on torch's current stream; NaN if one of the words `failed` is set.
 
-        added: what is written already. Staging lies in octets if `made` does.
+        added: what is written already. Staging lies in octets if `made` does. by: what launches the sum, and what spoils it.
         """
         if self.device.type == "cuda":
-            exchange.sum_gradients(self.table(made.given), made.pair, out, added, made.octets)
-            exchange.spoil(out, failed)
+            exchange.sum_gradients(self.table(made.given), made.pair, out, added, made.octets, by=by[0])
+            exchange.spoil(out, failed, by=by[1])
         else:
             self.add_on_host(made.pair, out)
 

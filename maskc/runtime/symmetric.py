@@ -24,9 +24,7 @@ from maskc.runtime.overlap_plan import Cut, OverlapPlan
 from maskc.runtime.plan import AttentionPlan
 from maskc.runtime.protocol import Turn, Word
 from maskc.runtime.remember import derived
-from maskc.runtime.transport import KeyShape, Pair, by_chunk, padded
-
-_Prepared = tuple[tuple[tuple[int, Copy], ...], int]
+from maskc.runtime.transport import KeyShape, Pair, Prepared, by_chunk, padded
 
 
 class Symmetric:
@@ -41,8 +39,8 @@ class Symmetric:
     def __init__(self, link: Link, plan: OverlapPlan, keys: Layout, shape: KeyShape, which: int = 0) -> None:
         self.link, self.keys, self.shape, self.rank, self.which = link, keys, shape, plan.rank, which
         self._lent = dict(plan.lends)
-        self._gifts: dict[tuple[object, ...], tuple[tuple[int, Copy], ...]] = {}
-        self._pushes: dict[tuple[int, ...], _Prepared] = {}
+        self._gifts: dict[tuple[object, ...], Prepared] = {}
+        self._pushes: dict[tuple[int, ...], Prepared] = {}
         self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
     @property
@@ -53,8 +51,8 @@ class Symmetric:
     def takes(self) -> Symmetric:
         return self
 
-    def begin(self, owners: Iterable[int] = ()) -> Turn:
-        return self.link.begin(owners)
+    def begin(self, owners: Iterable[int] = (), tag: int = 0) -> Turn:
+        return self.link.begin(owners, tag)
 
     def address(self, word: Word) -> int:
         return self.link.address(word)
@@ -79,26 +77,23 @@ class Symmetric:
 
         by_kernel: by multiprocessors.
         """
-        comm.count_sent("kv", reader, self._bytes_of(cut, piece))
         if by_kernel or own[0].device.type != "cuda":
             for there, mine in zip(*self._ends(reader, cut, piece, own), strict=True):
                 there.copy_(mine)
-            return
-        bases = [t.data_ptr() for t in own]
-        stream = torch.cuda.current_stream(own[0].device).cuda_stream
-        for which, one in self._given(reader, cut, piece, own):
-            one.enqueue(stream, bases[which])
+        else:
+            _enqueued(self.given(reader, cut, piece, own), own)
+        comm.count_sent("kv", reader, self._bytes_of(cut, piece))
 
-    def _given(self, reader: int, cut: Cut, piece: int, own: Pair) -> tuple[tuple[int, Copy], ...]:
-        """What `give` does, for keys of these strides, made once: (of K or V, a copy whose source counts from its first byte)."""
+    def given(self, reader: int, cut: Cut, piece: int, own: Pair) -> Prepared:
+        """Made once."""
         key = reader, cut, piece, own[0].stride(), own[1].stride()
         made = self._gifts.get(key)
         if made is None:
             ends = zip(*self._ends(reader, cut, piece, own), strict=True)
-            made = tuple(
+            copies = (
                 (i, c._replace(source=c.source - own[i].data_ptr())) for i, (to, t) in enumerate(ends) for c in copies_of(to, t)
             )
-            self._gifts[key] = made
+            made = self._gifts[key] = Prepared(tuple(copies), self._bytes_of(cut, piece))
         return made
 
     def _bytes_of(self, cut: Cut, piece: int) -> int:
@@ -132,12 +127,9 @@ class Symmetric:
         if grads[0].device.type != "cuda":
             self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
             return
-        copies, size = self._prepared(owner, chunk, heads, rows, grads)
-        bases = [t.data_ptr() for t in grads]
-        stream = torch.cuda.current_stream(grads[0].device).cuda_stream
-        for which, one in copies:
-            one.enqueue(stream, bases[which])
-        comm.count_sent("grad", owner, size)
+        made = self.pushed(owner, chunk, heads, rows, grads)
+        _enqueued(made, grads)
+        comm.count_sent("grad", owner, made.bytes)
 
     def staged(self, reader: int, chunk: int) -> Pair:
         dk, dv = (t[:, :, self._rows(self._lent[reader], chunk)] for t in self._region(self.rank, reader, self._lent[reader]))
@@ -146,13 +138,13 @@ class Symmetric:
     def release(self, epoch: int) -> None:
         self.link.release(epoch)
 
-    def _prepared(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> _Prepared:
-        """What `push_rows` does, for gradients of these shapes, made once; and the bytes that it sends."""
+    def pushed(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Prepared:
+        """Made once."""
         key = owner, chunk, heads.start, heads.stop, rows.start, rows.stop, *grads[0].shape, *grads[1].shape
         made = self._pushes.get(key)
         if made is None:
             size = self._bytes_pushed(chunk, heads, rows.stop - rows.start)
-            made = self._pushes[key] = tuple(self._copies(owner, chunk, heads, rows, grads)), size
+            made = self._pushes[key] = Prepared(tuple(self._copies(owner, chunk, heads, rows, grads)), size)
         return made
 
     def _copies(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Iterator[tuple[int, Copy]]:
@@ -189,6 +181,14 @@ class Symmetric:
         """Of gradients of so many padded rows from a chunk on."""
         heads_sent: int = heads.stop - heads.start
         return sum(self.keys.size_of(c) for c, _ in by_chunk(self.keys, chunk, rows)) * heads_sent * self.shape.gradient_bytes
+
+
+def _enqueued(made: Prepared, of: Pair) -> None:
+    """On torch's current stream."""
+    bases = [t.data_ptr() for t in of]
+    stream = torch.cuda.current_stream(of[0].device).cuda_stream
+    for which, one in made.copies:
+        one.enqueue(stream, bases[which])
 
 
 @derived

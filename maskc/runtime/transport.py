@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
 
 import torch
 from torch import Tensor
@@ -116,13 +116,13 @@ class CudaQueues:
         self.device = device
         streams = (torch.cuda.Stream(device, priority=-1) for _ in range(3))  # type: ignore[no-untyped-call]
         self.copies, self.sends, self.sums = streams
-        self._compute = torch.cuda.current_stream(device)
+        self.compute = torch.cuda.current_stream(device)
         self._events: dict[Stream, torch.cuda.Event] = {}  # recorded and waited for at once, so one each will do
 
     def on(self, stream: Stream) -> Any:
         if stream != "compute":
             return torch.cuda.stream(self._stream(stream))
-        self._compute = torch.cuda.current_stream(self.device)
+        self.compute = torch.cuda.current_stream(self.device)
         return nullcontext()
 
     def wait(self, stream: Stream, address: int, epoch: int) -> None:
@@ -141,12 +141,21 @@ class CudaQueues:
         event.record(self._stream(other))
         self._stream(stream).wait_event(event)
 
+    def handle(self, stream: Stream) -> int:
+        handle: int = self._stream(stream).cuda_stream
+        return handle
+
+    def event(self, other: Stream) -> int:
+        """The handle of that by which others followed this stream."""
+        handle: int = self._events[other].cuda_event
+        return handle
+
     def keep(self, stream: Stream, tensors: Iterable[Tensor]) -> None:
         for t in tensors:
             t.record_stream(self._stream(stream))
 
     def idle(self) -> bool:
-        return all(s.query() for s in (self._compute, self.copies, self.sends, self.sums))
+        return all(s.query() for s in (self.compute, self.copies, self.sends, self.sums))
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         match stream:
@@ -157,7 +166,7 @@ class CudaQueues:
             case "sum":
                 return self.sums
             case "compute":
-                return self._compute
+                return self.compute
             case _:
                 assert_never(stream)
 
@@ -213,6 +222,16 @@ def _word(address: int) -> ctypes.c_uint32:
 # ---------------------------------------------------------------- transports
 
 
+class Prepared(NamedTuple):
+    """Copies that are made again and again, and the bytes that count as sent.
+
+    Each is of one of two tensors, and its source counts from the first byte of that.
+    """
+
+    copies: tuple[tuple[int, Copy], ...]
+    bytes: int
+
+
 class Transport(Protocol):
     """How a rank reaches the others.
 
@@ -234,8 +253,8 @@ class Transport(Protocol):
     @property
     def pulls(self) -> Pulling | None: ...
 
-    def begin(self, owners: Iterable[int] = ()) -> Turn:
-        """Count a call, see `Epochs.begin`."""
+    def begin(self, owners: Iterable[int] = (), tag: int = 0) -> Turn:
+        """Count a call, see `Epochs.begin`. tag: see `call_order`, where ranks tell each other what they call."""
 
     def address(self, word: Word) -> int:
         """Address of a word between ranks that streams of this GPU can wait for and write; "flag" and others see `Giving`."""
@@ -271,6 +290,9 @@ class Giving(Protocol):
         by_kernel: by multiprocessors, not by copy engines.
         """
 
+    def given(self, reader: int, cut: Cut, piece: int, own: Pair) -> Prepared:
+        """What `give` enqueues by copy engines, of keys of these strides: copies of K (0) and V (1)."""
+
 
 class Taking(Protocol):
     """Owners take gradients of their keys from kernels of readers, which write them to where owners add them up."""
@@ -280,6 +302,9 @@ class Taking(Protocol):
 
     def told(self, owner: int, reader: int) -> Tensor:
         """int32 in the memory of `owner`: a word for each piece of the backward of `reader`, as that one numbers them."""
+
+    def pushed(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Prepared:
+        """What `push_rows` enqueues, of gradients of these shapes: copies of dK (0) and dV (1)."""
 
 
 class Pulling(Protocol):
@@ -362,7 +387,7 @@ class Loopback:
     def pulls(self) -> Loopback:
         return self
 
-    def begin(self, owners: Iterable[int] = ()) -> Turn:
+    def begin(self, owners: Iterable[int] = (), tag: int = 0) -> Turn:
         return self._epochs.begin(owners)
 
     def address(self, word: Word) -> int:

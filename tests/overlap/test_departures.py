@@ -155,7 +155,7 @@ def test_an_owner_is_told_of_every_piece_in_words_of_this_rank() -> None:
     running, transport = rank_0()
     for memory in transport.link.memory:
         memory.zero_()
-    call: Any = SimpleNamespace(executor="gated")
+    call: Any = SimpleNamespace(executor="gated", tape=None)
     running._say("send", [Tell(1, (3, 5), 7), Tell(2, (4,), 8)], call, None)
     for owner, words in ((1, {3: 7, 5: 7}), (2, {4: 8})):
         told = transport.told(owner, 0).tolist()

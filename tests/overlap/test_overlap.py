@@ -20,7 +20,7 @@ from torch import Tensor
 from maskc.codegen.forward import forward_spec
 from maskc.codegen.spec import GATE_SLOTS, MaskForm
 from maskc.diagnostics import MaskcError
-from maskc.runtime import hopper
+from maskc.runtime import hopper, mask_tables
 from maskc.runtime.layout import Layout
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import STOPPED, Overlapped
@@ -320,7 +320,7 @@ class Shared:
 
     takes = gives
 
-    def begin(self, owners: Any = ()) -> Turn:
+    def begin(self, owners: Any = (), tag: int = 0) -> Turn:
         return self.epochs.begin(owners)
 
     def address(self, word: Word) -> int:
@@ -445,7 +445,8 @@ def test_a_gated_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hopper, "launch", launch)
     monkeypatch.setattr(hopper, "_forward_kernel", lambda spec: str(spec))
-    monkeypatch.setattr(hopper, "_schedule_kernel", lambda spec, name: name)
+    monkeypatch.setattr(mask_tables, "launch", launch)
+    monkeypatch.setattr(mask_tables, "_schedule_kernel", lambda spec, name: name)
     monkeypatch.setattr(hopper, "tensor_map", lambda *args: bytes(128))
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(hopper, "work_counter", lambda device: torch.zeros(2, dtype=torch.int32))

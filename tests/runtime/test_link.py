@@ -174,9 +174,9 @@ def test_copy_engines_are_given_what_the_host_copies(
             whole = [torch.rand_like(t) for t in shape.gradients(taken + 5, "cpu")]
             other = [torch.rand_like(t) for t in whole]
             for less in ((heads, slice(2, taken)), (slice(heads.start, heads.start + 1), part)):  # asked for before
-                by_engine._prepared(slot.source, slot.chunk, *less, (other[0], other[1]))
+                by_engine.pushed(slot.source, slot.chunk, *less, (other[0], other[1]))
             by_host.push_rows(slot.source, slot.chunk, heads, part, (whole[0], whole[1]))
-            for which, one in by_engine._prepared(slot.source, slot.chunk, heads, part, (other[0], other[1]))[0]:
+            for which, one in by_engine.pushed(slot.source, slot.chunk, heads, part, (other[0], other[1])).copies:
                 run(one, whole[which].data_ptr())
             assert torch.equal(by_host.link.memory[slot.source], by_engine.link.memory[slot.source])
 
@@ -195,7 +195,7 @@ def test_copy_engines_give_what_the_host_gives(given_plans: tuple[Layout, list[O
             for reader, _ in p.lends:
                 for piece in (n for n in cuts[reader].pieces if made[reader].slot_of(n).source == p.rank):
                     by_host.give(reader, cuts[reader], piece, (own[0], own[1]))
-                    for which, one in by_engine._given(reader, cuts[reader], piece, (own[0], own[1])):
+                    for which, one in by_engine.given(reader, cuts[reader], piece, (own[0], own[1])).copies:
                         run(one, own[which].data_ptr())
             for one, other in zip(by_host.link.memory, by_engine.link.memory, strict=True):
                 assert torch.equal(one, other)
@@ -359,17 +359,15 @@ def wait_that_ends(link: Link) -> None:
 @pytest.mark.parametrize("look", [Link.complain, wait_that_ends])
 def test_another_call_than_that_of_the_others_is_named_at_every_look(look: Callable[[Link], None], tmp_path: Path) -> None:
     mine, other = links(2, tmp_path / "words")
-    mine.tag, other.tag = 3, 4
-    mine.begin()
-    other.begin()
+    mine.begin((), 3)
+    other.begin((), 4)
     for _ in range(2):
         with pytest.raises(MaskcError, match="call 1 of rank 0 is another than that of rank 1"):
             look(other)
     assert mine.broken == (1,)
-    mine.tag = other.tag
     for calls in (0, ENTRIES):
         for link in calls * (mine, other):
-            link.begin()
+            link.begin((), 4)
         assert mine.watch._differs() == "call 1 of rank 1 is another than that of rank 0"
 
 
