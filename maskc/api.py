@@ -101,22 +101,21 @@ def run(
         MaskcError: M4xx where data do not fit the mask or the tensors, M5xx for tensors and backends, M6xx where a kernel
             cannot be built, loaded or launched, M7xx between ranks.
     """
-    from maskc.runtime.run import check_keywords
-    from maskc.runtime.run import run as run_bound
+    import maskc.runtime.run as runtime  # of all forms the one that takes least where it is there already
 
     if isinstance(spec, str | Path):
         from maskc.binding.modes import outside
 
         spec = _announced(outside("compile and bind the mask")(targets.load)(spec), strict=False)
     if isinstance(spec, CompiledMask):
-        check_keywords(inputs, [d.name for d in spec.fn.inputs])
+        runtime.check_keywords(inputs, [d.name for d in spec.fn.inputs])
         spec = spec.bind(**inputs)  # type: ignore[arg-type]
     elif inputs:
         from maskc.binding.bound import BoundMask
 
         if isinstance(spec, BoundMask):
-            check_keywords(inputs, ())
-    return run_bound(
+            runtime.check_keywords(inputs, ())
+    return runtime.run(
         spec,
         q,
         k,

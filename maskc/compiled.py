@@ -57,9 +57,9 @@ class CompiledMask:
 
         Raises MaskcError (M4xx), naming input, index, value and rule.
         """
-        from maskc.binding.bind import bind
+        import maskc.binding.bind as binding
 
-        return bind(self, nq=nq, nk=nk, batch=batch, validate=validate, inputs=inputs)
+        return binding.bind(self, nq=nq, nk=nk, batch=batch, validate=validate, inputs=inputs)
 
 
 def _reads(program: IntervalProgram) -> str:

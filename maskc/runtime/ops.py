@@ -10,7 +10,7 @@ take the host longer than all of maskc. Whoever looks at operators (graphs, mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -117,7 +117,7 @@ class Call:
     def __call__(self, q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
         """(out, lse), differentiable."""
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or val.requires_grad):
-            return cast(tuple[Tensor, Tensor], _Attention.apply(q, k, val, self))  # type: ignore[no-untyped-call]
+            return cast(tuple[Tensor, Tensor], _attention(q, k, val, self))
         return self.forward(q, k, val)
 
     def forward(self, q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,6 +166,10 @@ class _Attention(torch.autograd.Function):
             mask = *_flat(call.v, call.schedule), call.scale, call.deterministic
             return *torch.ops.maskc.backward(dout, dlse, q, k, val, out, lse, *mask), None
         return *call.backward(q, k, val, out, lse, dout, dlse), None
+
+
+_attention: Callable[..., Any] = super(torch.autograd.Function, _Attention).apply
+"""`_Attention.apply` without what torch does in Python for defaults and for transforms, of which there are none here."""
 
 
 def forward(

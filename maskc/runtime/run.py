@@ -378,7 +378,7 @@ def vectors_on(spec: BoundMask, nq: int, nk: int, device: torch.device) -> Bound
     """The vectors of a bound mask, on a GPU by the mask's own kernel where that can run, else by torch."""
     prepare: Prepare | None = None
     if device.type == "cuda":
-        from maskc.runtime import prep
+        import maskc.runtime.prep as prep
 
         prepare = prep.vectors if prep.why_not(spec.compiled, device) is None else None
     return spec.vectors(nq, nk, device, prepare)
