@@ -383,7 +383,7 @@ class Overlapped(Again):
             return
         sums, spoil = list[Ready](), list[Ready]()
         self.sums.add(made, out, self.words.everybody, added, (keeping(sums, SUM), keeping(spoil, SPOIL)))
-        tape.add(gradient_sum(sums, spoil[0], tape.stream))
+        tape.add(gradient_sum(sums, spoil[0], tape.stream, added is not None))
 
     @cached_property
     def _given_bytes(self) -> dict[int, int]:

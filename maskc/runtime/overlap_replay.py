@@ -241,13 +241,16 @@ def backward_kernels(ready: Sequence[Ready], stream: int, places: Places, whole:
     return start
 
 
-def gradient_sum(sums: Sequence[Ready], spoil: Ready, stream: int) -> Action:
-    """The sum of what everybody has of the gradients of own keys, and NaN in it where somebody gave up."""
+def gradient_sum(sums: Sequence[Ready], spoil: Ready, stream: int, added: bool) -> Action:
+    """The sum of what everybody has of the gradients of own keys, and NaN in it where somebody gave up.
+
+    added: it looks at what the backward kernel has added of this epoch.
+    """
 
     def start(now: Now) -> None:
         *_, dk, dv, _ = now.given
         for one in sums:
-            one.start(stream, (), now.parts, (dk, dv), (now.numbers[0],))
+            one.start(stream, (), now.parts, (dk, dv), (now.numbers[0] if added else 0,))
         spoil.start(stream, (), (dk, dv))
 
     return start

@@ -1,0 +1,50 @@
+"""Calls that are made again tell kernels what calls made anew tell them, and ask the driver for no more than they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STUB = Path(__file__).with_name("stub_streams.cpp")
+FORWARD = {"attn_fwd": 1, "spoil": 1}
+BACKWARD = {"attn_bwd_pre": 1, "attn_bwd": 1, "attn_bwd_post": 1, "sum_gradients": 1, "spoil": 1}
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Of all cases, from one process in which the stub is the driver."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("NO C++ COMPILER: launches are not compared here")
+    folder = tmp_path_factory.mktemp("driver")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", folder / "libcuda.so.1", STUB, "-ldl"], check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "STUB_DRIVER_LOG": str(folder / "log")}
+    done = subprocess.run([sys.executable, "-m", "tests.overlap.launches_again"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return found
+
+
+def test_kernels_are_told_the_same(calls: dict[str, list[dict[str, Any]]]) -> None:
+    """Byte by byte, but for where results lie, and of a backward its workspace and two gradients of keys."""
+    assert len(calls) > 10
+    for name, made in calls.items():
+        for call in made:
+            assert not call["wrong"], (name, call["call"])
+            assert call["launched"] == (FORWARD if call["call"] == "f" else BACKWARD), name
+            assert call["others"] <= (0 if call["call"] == "f" else 3), (name, call["call"])
+
+
+def test_what_the_driver_is_asked(calls: dict[str, list[dict[str, Any]]]) -> None:
+    """Of the two ranks of a short call: K and V to the other, words around them, streams that follow each other; the context once."""
+    for rank in (0, 1):
+        forward, backward = calls[f"fb, 2 ranks, zigzag, 2 on 2, chunks of 128, chosen groups, given, rank {rank}"]
+        for call, words in ((forward, {"write": 1, "wait": 1, "2": 1}), (backward, {"write": 2, "wait": 2, "2": 1})):
+            assert call["asked"] == {"push": 1, "pop": 1, "record": 2, "follow": 2, "copy": 2, **words}, (rank, call["call"])
