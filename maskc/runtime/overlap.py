@@ -30,7 +30,8 @@ from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_again import Again, refuse_capture
 from maskc.runtime.overlap_finish import STOPPED
 from maskc.runtime.overlap_grads import Gradients, departing
-from maskc.runtime.overlap_kernels import InPlace, KeyBuffer, Whole, backward_block, forward_block
+from maskc.runtime.overlap_kernels import KeyBuffer, backward_block, forward_block
+from maskc.runtime.overlap_places import InPlace, Whole
 from maskc.runtime.overlap_plan import Cut, Slot
 from maskc.runtime.overlap_replay import BACKWARD, FORWARD, SPOIL, SUM, Now, Tape, gradient_sum, place_of
 from maskc.runtime.overlap_sum import over_splits
@@ -168,6 +169,8 @@ class Overlapped(Again):
 
         def tables() -> None:
             self._backward_tables(local, q, deterministic, whole is not None)
+            if gated:
+                self.ways(backward_block(local, q, deterministic), gives)
             self.sums.table(gives)
 
         self._prepare(local, variant, partial(attend, there=True), tables, executor)

@@ -17,7 +17,8 @@ from maskc.runtime.driver_streams import is_capturing
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap_finish import Finish
 from maskc.runtime.overlap_grads import Gradients
-from maskc.runtime.overlap_kernels import TICK, InPlace, Whole, mask_fields, schedule
+from maskc.runtime.overlap_kernels import TICK, mask_fields, schedule
+from maskc.runtime.overlap_places import InPlace, Whole
 from maskc.runtime.overlap_replay import (
     Addresses,
     Key,

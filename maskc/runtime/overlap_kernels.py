@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from maskc.runtime.overlap_pieces import (
     sent_together,
     way_of_gradients,
 )
+from maskc.runtime.overlap_places import NOWHERE, InPlace, Whole
 from maskc.runtime.overlap_plan import Cut, OverlapPlan, Slot, joined
 from maskc.runtime.overlap_sum import GradientSum, by_blocks, own_runs
 from maskc.runtime.overlap_tables import BackwardTables, Tables, Units, backward_tables, expected_arrivals, gate_tables
@@ -42,35 +43,6 @@ from maskc.runtime.transport import KeyShape, Pair, Queues, Transport, head_majo
 Spec = TypeVar("Spec", KernelSpec, BackwardSpec)
 TICK = 1024e-9
 """Seconds of one unit of the gate's clock."""
-
-
-class Whole(NamedTuple):
-    """Gradients of own keys that the kernel completes itself.
-
-    results: dK and dV of `InPlace.pair`. lent: per tile what others have of them, tables of `exchange.lent_table`. added:
-    int32 [batch * heads, tiles], the epoch in which the kernel has completed them.
-    """
-
-    results: Pair
-    lent: tuple[Tensor, Tensor]
-    added: Tensor
-
-
-class InPlace(NamedTuple):
-    """Own keys that a gated kernel reads where they are: K and V [B, rows, Hk, D] of blocks of `block_kv` keys from `block` on.
-
-    rows: which they are. lead: (place in the buffer, rows) of those before, which lie in a block with keys of others.
-    """
-
-    block: int
-    block_kv: int
-    pair: Pair
-    rows: slice
-    lead: tuple[tuple[int, slice], ...]
-
-
-NOWHERE = 1 << 30
-"""First block of own keys where the kernel finds them in the buffer."""
 
 
 class KeyBuffer:
@@ -383,6 +355,15 @@ class KeyBuffer:
         assert self.transport.takes is not None
         return Told.of(self.cuts_of_readers[reader][1], chunk, self.transport.takes.told(self.plan.rank, reader))
 
+    def ways(self, block_kv: int, give: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Tables of where a backward kernel of such tiles leaves gradients, and whom it tells."""
+        if (block_kv, give) not in self._ways:
+            taking = self.transport.takes if give else None
+            owners = Owners(taking, self.transport.address, self.words.sent) if taking is not None else None
+            made = places(self.plan, self.shape, owners), first_places(self.plan, block_kv)
+            self._ways[block_kv, give] = way_tables(*made, reports(self.backward_cut, self.words.finished, owners), self.device)
+        return self._ways[block_kv, give]
+
     def _backward_gate(
         self,
         tables: BackwardTables,
@@ -393,12 +374,7 @@ class KeyBuffer:
         give: bool = False,
     ) -> hopper_bwd.GateTables:
         words, cut = self.words, self.backward_cut
-        if (block_kv, give) not in self._ways:
-            taking = self.transport.takes if give else None
-            owners = Owners(taking, self.transport.address, words.sent) if taking is not None else None
-            made = places(self.plan, self.shape, owners), first_places(self.plan, block_kv)
-            self._ways[block_kv, give] = way_tables(*made, reports(cut, words.finished, owners), self.device)
-        where, first, told = self._ways[block_kv, give]
+        where, first, told = self.ways(block_kv, give)
         completed = [t.data_ptr() for t in (*whole.lent, whole.added)] if whole else [0, 0, 0]
         return hopper_bwd.GateTables(
             *(t.data_ptr() for t in (tables.items, tables.blocks, tables.tiles)),
