@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from tests.overlap.stand_in import STREAMS
 
-NAMES = {handle: name for name, handle in STREAMS.items()}
 Enqueued = list[tuple[str, str]]
 """(stream, what), in order."""
 
@@ -27,12 +26,15 @@ class Row(NamedTuple):
 @dataclass
 class Reader:
     """words: by address. rows: by the address that they are copied to. bases: addresses of tensors that are known; others are
-    told by their first copy. kept: whether what is pushed must have been kept for its stream."""
+    told by their first copy. compute: handle of the stream that is current. kept: whether what is pushed must have been kept for
+    its stream. widest: CTAs of the largest attention kernel."""
 
     words: Mapping[int, str]
     rows: Mapping[int, Row]
     bases: dict[str, int]
+    compute: int
     kept: bool = False
+    widest: int = 0
     out: Enqueued = field(default_factory=list)
 
     def read(self, log: Sequence[str]) -> Enqueued:
@@ -40,13 +42,12 @@ class Reader:
         self._total, self._done = Counter(row.what for row in self.rows.values()), Counter[str]()
         self._recorded: dict[str, tuple[str, int]] = {}
         self._keeps: list[tuple[str, int, int]] = []
+        names = {handle: name for name, handle in STREAMS.items() if name != "compute"} | {self.compute: "compute"}
         batch = ""
         for line in log:
             kind, *given = line.split()
-            stream = NAMES[int(found[1])] if (found := re.search(r"stream (\d+)", line)) else ""
+            stream = names[int(found[1])] if (found := re.search(r"stream (\d+)", line)) else ""
             match kind:
-                case "push" | "pop" | "map" | "allow" | "load":
-                    continue
                 case "keep":
                     self._keeps.append((stream, int(given[0]), int(given[0]) + int(given[1])))
                 case "wait" | "write":
@@ -54,17 +55,22 @@ class Reader:
                 case "operation":
                     self._say(batch, ("", "wait", "write")[int(given[0])], given[4], given[2])
                 case "launch":
-                    self._add(stream, _kernel(given[0]))
+                    self._add(stream, what := _kernel(given[0]))
+                    self.widest = max(self.widest, int(given[2])) if what == "attend" else self.widest
                 case "torch":
-                    self._add(stream, {"copies": "settle", "sums": "add up"}[given[0]])
+                    assert given[0] != "brings", line
+                    settles = stream == "compute" and given[0] == "copies"
+                    self._add(stream, "settle" if settles else f"torch {given[0]}")
                 case "copy":
                     self._copy(stream, line)
                 case "record":
                     self._recorded[given[1]] = stream, self._count(stream)
-                case "follow":
+                case "follow" if given[1] in self._recorded:  # else tables of calls before are waited for
                     other, then = self._recorded[given[1]]
                     late = self._count(other) - then
                     self.out.append((stream, f"follow {other}" + (f", {late} operations late" if late else "")))
+                case "push" | "pop" | "map" | "allow" | "load" | "follow":
+                    continue
                 case _:
                     batch = stream
                     assert given[0] == "words", line
@@ -77,7 +83,7 @@ class Reader:
 
     def _add(self, stream: str, what: str) -> None:
         """Several kernels of one attention, several copies of own keys, are one thing."""
-        if (stream, what) not in self.out[-1:] or what not in ("attend", "settle", "add up"):
+        if (stream, what) not in self.out[-1:] or what not in ("attend", "settle", "torch sums"):
             self.out.append((stream, what))
 
     def _say(self, stream: str, verb: str, address: str, value: str) -> None:

@@ -6,20 +6,23 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from maskc.diagnostics import MaskcError
+from maskc.runtime import overlap_kernels
 from maskc.runtime.link import KINDS, Link
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap import Overlapped
+from maskc.runtime.overlap import COPY_CTAS, Overlapped
 from maskc.runtime.overlap_pieces import sent_together
 from maskc.runtime.overlap_plan import Cut, plan_visits
 from maskc.runtime.plan import plan
@@ -47,19 +50,23 @@ from maskc.runtime.protocol import (
 from maskc.runtime.symmetric import Symmetric, room_of
 from maskc.runtime.transport import CudaQueues, KeyShape
 from tests.gpu2.ways import Leaving, leaving
+from tests.overlap import stand_in
 from tests.overlap.driver_log import Enqueued, Reader, Row
 from tests.overlap.stand_in import CAPTURING, GPU, install, on_gpu, vectors_on_gpu
 
 DIM = 64
-ROUNDS = 4
-"""How often each call comes: the first time kernels are loaded, the next ones may find things ready."""
+ROUNDS = ("", "", "", "strides", "", "stream", "stream")
+"""How each call comes again: the first time kernels are loaded, later ones may find things ready. With other strides, or another
+current stream."""
+ANOTHER = 9
 
 
 @dataclass(frozen=True)
 class Case:
     """world: ranks. order, prune, chunk: of the plan. heads: of queries and keys. calls: f: forward, b: backward, k: over the
-    keys of the call before; c, d, e: the same, copying first. way: of gradients. groups: of heads, which come one after
-    another. rows: of queries, if others than of keys; then all see all."""
+    keys of the call before; c, d, e: the same, copying first; s: forward whose copies multiprocessors make. way: of gradients.
+    groups: of heads, forward and backward, which come one after another. rows: of queries, if others than of keys; then all
+    see all."""
 
     world: int
     order: str
@@ -68,7 +75,7 @@ class Case:
     way: Leaving = "given"
     prune: bool = True
     chunk: int = 128
-    groups: int | None = None
+    groups: tuple[int, int] | None = None
     rows: int | None = None
 
     @property
@@ -85,10 +92,11 @@ CASES = [
     Case(3, "zigzag", (2, 2), "fbkb", "by pieces"),
     Case(3, "contiguous", (2, 1), "fb", "at once", False),
     Case(4, "zigzag", (4, 2), "fb", "by pieces"),
-    Case(3, "contiguous", (2, 2), "fb", "given", False, 96),
+    Case(3, "contiguous", (2, 2), "fb", "given", False, 104),
+    Case(3, "contiguous", (2, 1), "fb", "given", False),
     Case(3, "zigzag", (2, 2), "cdef", "by pieces"),
-    Case(4, "zigzag", (2, 2), "fbk", "at once", groups=2),
-    Case(3, "contiguous", (2, 2), "fbb", "by pieces", False, 64, 2),
+    Case(4, "zigzag", (2, 2), "fbk", "at once", groups=(2, 2)),
+    Case(3, "contiguous", (4, 4), "sfbb", "by pieces", False, 64, (4, 2)),
     Case(3, "contiguous", (2, 2), "fb", rows=128),
 ]
 RANKS = (0, 1)
@@ -120,20 +128,24 @@ class Rank:
         self.link, own = link, self.plans[rank]
         self.transport = Symmetric(link, own, keys, shape, 1)
         readers = {r: self.plans[r] for r, _ in own.lends}
-        self.made = Overlapped(own, keys, shape, self.transport, CudaQueues(GPU), GPU, readers=readers, groups=case.groups)
+        chosen = [(n, 1) for n in case.groups] if case.groups else None
+        choose = overlap_kernels.choose_given if chosen is None else lambda *_: chosen
+        with mock.patch.object(overlap_kernels, "choose_given", choose):
+            self.made = Overlapped(own, keys, shape, self.transport, CudaQueues(GPU), GPU, readers=readers)
         whole = spec.vectors(rows, n)
         self.local = vectors_on_gpu(localize(whole, made.rows, made.rows.chunks_of(rank), keys, own.columns))
         rows, held = made.rows.local_length(rank), keys.local_length(rank)
         self.sizes = (rows, case.heads[0]), (held, case.heads[1]), (held, case.heads[1]), (rows, case.heads[0])
         self._alive: list[torch.Tensor] = []
-        self._places: dict[str, tuple[dict[int, str], dict[int, Row]]] = {}
+        self._places: dict[tuple[object, ...], tuple[dict[int, str], dict[int, Row]]] = {}
         self.renew()
 
-    def renew(self) -> None:
-        """Tensors at other addresses."""
-        made = [on_gpu(torch.zeros(1, m, h, DIM, dtype=torch.bfloat16)) for m, h in self.sizes]
-        self._alive += made
-        self.q, self.k, self.v, self.dout = made
+    def renew(self, heads_first: bool = False) -> None:
+        """Tensors at other addresses. heads_first: values by other strides."""
+        q, k, v, dout = (on_gpu(torch.zeros(1, m, h, DIM, dtype=torch.bfloat16)) for m, h in self.sizes)
+        v = v.transpose(1, 2).contiguous().transpose(1, 2) if heads_first else v
+        self.q, self.k, self.v, self.dout = q, k, v, dout
+        self._alive += (q, k, v, dout)
 
     def begin(self, owners: Iterable[int] = (), _: int = 0) -> Turn:
         return self.epochs.begin(owners)
@@ -142,7 +154,7 @@ class Rank:
         return self.words.data_ptr() + 4 * ((KINDS.index(word.kind) * self.case.world + word.holder) * self.case.world + word.by)
 
     def call(self, kind: str) -> None:
-        how: Any = "copy-then-attend" if kind in FIRST else "gated"
+        how: Any = "copy-then-attend" if kind in FIRST else "sm-copy" if kind == "s" else "gated"
         if kind not in BACK:
             self.out, self.lse = self.made.forward(self.local, self.q, self.k, self.v, 0.1, how)
         else:
@@ -192,9 +204,9 @@ class Rank:
                 case Settle():
                     out += [(stream, "settle")] if self._settles(kind) else []
                 case Give(reader, piece):
-                    out.append((stream, f"give {reader} {piece}"))
+                    out.append((stream, f"give {reader} {piece}")) if kind != "s" else out.extend([(stream, "torch copies")] * 2)
                 case Push(pieces):
-                    out += [("sum", "add up"), (stream, "follow sum")] if self._shared(kind) else []
+                    out += [("sum", "torch sums"), (stream, "follow sum")] if self._shared(kind) else []
                     out.append((stream, f"push {next(i for i, leaving in enumerate(leaves) if leaving.pieces == pieces)}"))
                 case Attend():
                     out += self._around(op, kind)
@@ -228,9 +240,13 @@ class Rank:
 
     def enqueued(self, log: Sequence[str], kind: str) -> Enqueued:
         known = {"k": self.k.data_ptr(), "v": self.v.data_ptr()}
-        if kind not in self._places:
-            self._places[kind] = dict(self._words(kind)), dict(self._rows(kind))
-        return Reader(*self._places[kind], known, self._shared(kind)).read(log)
+        key = kind, self.v.stride()
+        if key not in self._places:
+            self._places[key] = dict(self._words(kind)), dict(self._rows(kind))
+        reader = Reader(*self._places[key], known, stand_in.current[-1].cuda_stream, self._shared(kind))
+        found = reader.read(log)
+        assert kind != "s" or reader.widest <= stand_in.PROCESSORS - COPY_CTAS, "copies need multiprocessors"
+        return found
 
     def _words(self, kind: str) -> Iterator[tuple[int, str]]:
         world, me, cut = range(self.case.world), self.rank, self._cut(kind)
@@ -248,7 +264,7 @@ class Rank:
 
     def _rows(self, kind: str) -> Iterator[tuple[int, Row]]:
         """Of every row of a head that is given or pushed in a call."""
-        if kind not in KEPT:
+        if kind not in KEPT + "s":
             for reader, piece in self.made.gifts[kind in BACK] or ():
                 cut = self.made.cuts_of_readers[reader][kind in BACK]
                 ends = self.transport._ends(reader, cut, piece, (self.k, self.v))
@@ -279,7 +295,8 @@ def _each(t: torch.Tensor) -> list[int]:
     at = sum(
         torch.arange(n).view([-1 if i == d else 1 for i in range(len(sizes))]) * t.stride(d) * width for d, n in enumerate(sizes)
     )
-    return [t.data_ptr() + int(a) for a in at.expand(sizes).flatten().tolist()]  # type: ignore[union-attr]
+    base = t.data_ptr()
+    return [base + int(a) for a in at.expand(sizes).flatten().tolist()]  # type: ignore[union-attr]
 
 
 def _text(word: Word) -> str:
@@ -290,23 +307,35 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
     """Of all calls but those of the first round, what was enqueued and what was to be. Between them others' calls are counted."""
     running, found = Rank(case, rank), []
     owners = running.plans[rank].sources
-    with leaving(case.way):
-        for again in range(ROUNDS):
-            running.renew()
+    with leaving(case.way), ExitStack() as later:
+        for again, other in enumerate(ROUNDS):
+            running.renew(heads_first=other == "strides")
+            if other == "stream":
+                later.enter_context(stand_in.Inside(stand_in.Stream(handle=ANOTHER)))
             for kind in case.calls:
                 last = dict(running.epochs._last)
                 lines = _log(partial(running.call, kind))
+                if again == 0:
+                    late = made_late(lines) if kind not in BACK else []
+                    found.append({"call": f"{kind}, first", "enqueued": late, "wanted": []})
+                    continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
                 turn = Turn(running.epochs.epoch, before)
                 both = running.enqueued(lines, kind), running.wanted(kind, turn)
                 if running._shared(kind):  # what is summed for the next piece may be enqueued before words of this one
                     both = sorted(both[0], key=itemgetter(0)), sorted(both[1], key=itemgetter(0))
-                found += [{"call": f"{kind}, round {again}", "enqueued": both[0], "wanted": both[1]}] if again else []
-            running.epochs.begin(owners[:again])
+                found.append({"call": f"{kind}, round {again}", "enqueued": both[0], "wanted": both[1]})
+            running.epochs.begin(owners[: again % 3])
         for kind in case.calls:
             reached = [line for line in _log(partial(captured, running, kind)) if not line.startswith(("record", "follow"))]
             found.append({"call": f"{kind}, captured", "enqueued": reached, "wanted": []})
     return found
+
+
+def made_late(lines: Sequence[str]) -> list[str]:
+    """Tables that come to the GPU when something may wait already: their memory on the host might have to be waited for."""
+    first = next(i for i, line in enumerate(lines) if line.startswith(("wait", "write", "operation", "copy", "follow")))
+    return [line for line in lines[first:] if line.startswith("torch brings")]
 
 
 def _log(call: Callable[[], object]) -> list[str]:

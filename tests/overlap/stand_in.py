@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from maskc.boundary import BoundaryVectors
 
 GPU = torch.device("cuda", 0)
+PROCESSORS = 12
 STREAMS = {"compute": 7, "copy": 11, "send": 12, "sum": 13}
 """Handles; those of a rank's own are made in this order."""
 
@@ -46,7 +47,7 @@ class StandIn(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        there = GPU in args or named.get("device") == GPU
+        there = any(isinstance(a, torch.device) and a == GPU for a in (*args, named.get("device")))
         back = not there and any(isinstance(a, torch.device | str) and str(a) == "cpu" for a in (*args, named.get("device")))
         args = tuple(torch.device("cpu") if isinstance(a, torch.device) else a for a in args)
         if "device" in named:
@@ -54,6 +55,8 @@ class StandIn(TorchFunctionMode):
         named.pop("pin_memory", None)
         if function is torch.Tensor.sum and isinstance(args[0], OnGpu):
             note(f"torch sums stream {current[-1].cuda_stream}")
+        if function is torch.Tensor.to and there and not isinstance(args[0], OnGpu):
+            note(f"torch brings {args[0].numel()} numbers, stream {current[-1].cuda_stream}")
         made = function(*args, **named)
         if isinstance(made, torch.Tensor) and (there or back):
             return made.as_subclass(OnGpu if there else torch.Tensor)
@@ -136,7 +139,7 @@ def install() -> StandIn:
     cuda.synchronize = lambda *_: None
     cuda.is_current_stream_capturing = lambda: CAPTURING in os.environ
     cuda.get_device_capability = lambda *_: (9, 0)
-    cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132)
+    cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=PROCESSORS)
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment,method-assign]
     from maskc.binding import streams
     from maskc.runtime import gated  # whatever compiles kernels is imported with it

@@ -22,7 +22,7 @@ static int word(const char* what, void* stream, uint64_t at, uint32_t value) {
 extern "C" {
 int cuLibraryGetKernel(void** kernel, void*, const char* name) { *kernel = strdup(name); return 0; }
 int cuLaunchKernelEx(const LaunchConfig* c, void* kernel, void**, void**) {
-  char t[160]; snprintf(t, 160, "launch %s stream %lu", (const char*)kernel, (unsigned long)c->stream); note(t); return 0;
+  char t[160]; snprintf(t, 160, "launch %s ctas %u stream %lu", (const char*)kernel, c->grid[0], (unsigned long)c->stream); note(t); return 0;
 }
 int cuStreamWriteValue32_v2(void* stream, uint64_t at, uint32_t value, unsigned) { return word("write", stream, at, value); }
 int cuStreamWaitValue32_v2(void* stream, uint64_t at, uint32_t value, unsigned) { return word("wait", stream, at, value); }

@@ -46,4 +46,4 @@ def test_all_kinds_of_operations_come(traces: Traces) -> None:
     seen = {" ".join(what[:2]) if what[0] in ("wait", "write") else what[0] for what in every}
     words = {f"{verb} {kind}" for verb in ("wait", "write") for kind in ("open", "free", "sent")}
     one_sided = {"write flag", "write gave", "wait gave", "wait finished", "write finished", "write told"}
-    assert seen == {"add", "attend", "follow", "give", "push", "settle", "spoil", "sum", *words, *one_sided}
+    assert seen == {"torch", "attend", "follow", "give", "push", "settle", "spoil", "sum", *words, *one_sided}
