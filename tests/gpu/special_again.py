@@ -83,8 +83,9 @@ def _again(form: str, dim: int, heads_kv: int) -> str:
                         continue
                     if not torch.equal(want, got):
                         return f"{layout}, call {turn}, deterministic {deterministic}: {name} differs"
-        if (len(again.forwards), len(again.backwards)) != (3, 3):
-            return f"ready for {len(again.forwards)} and {len(again.backwards)} layouts, not 3"
+        ready = len(again.kind.forwards), len(again.kind.backwards)
+        if ready != (3, 3):
+            return f"ready for {ready} layouts, not 3"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from maskc.boundary import BlockTable, BoundaryVectors
+from maskc.diagnostics import MaskcError
 from maskc.runtime import driver_api, hopper, hopper_bwd, ops, prepared, ready
 from maskc.runtime.prepared import MOST_LAYOUTS, Prepared
 
@@ -96,6 +97,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(hopper, "why_not", lambda *args: None)
     monkeypatch.setattr(hopper_bwd, "_kernels", lambda spec: hopper_bwd._Kernels("pre", "main", "post"))  # type: ignore[arg-type]
     monkeypatch.setitem(ops.BY_DEVICE, "cpu", "hopper")
+    monkeypatch.setattr(prepared, "_kinds", {})
     hopper._tile_map.cache_clear()
     return made
 
@@ -236,4 +238,52 @@ def test_the_last_layouts_are_ready(driver: Driver) -> None:
     call.forward(q, k, k)  # one more
     call.forward(q, k, many(1)[0])
     assert driver.repeated == 1
-    assert len(call.forwards) == MOST_LAYOUTS
+    assert len(call.kind.forwards) == MOST_LAYOUTS
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("form", ["vectors", "none"])
+def test_what_is_ready_serves_other_masks_of_the_same_sizes(driver: Driver, form: str, deterministic: bool) -> None:
+    run(calls(form, deterministic)[1], operands())
+    plain, call = calls(form, deterministic)  # other vectors, other tables
+    want = driver.seen.clear() or driver.taken(run(plain, operands()))
+    assert driver.repeated == 0
+    assert driver.taken(run(call, operands())) == want
+    assert driver.repeated == 4
+
+
+def test_masks_of_other_kinds_share_nothing(driver: Driver) -> None:
+    q, k, _ = operands()
+    v = mask("vectors")
+    assert v.lts is not None
+    other = [
+        replace(v, causal=False),
+        replace(v, lte=v.lts),
+        replace(v, lts=None, ute=v.lts),
+        replace(v, heads=2, lts=v.lts.expand(1, 2, ROWS).contiguous()),
+        replace(v, batch=2, lts=v.lts.expand(2, 1, ROWS).contiguous()),
+        mask("none"),
+        *(mask("blocks") for _ in range(2)),  # its own, even if it is equal
+    ]
+    kinds = [Prepared.of(m, (), 0.25, False, q, k).kind for m in (v, *other)]
+    for change in ({"scale": 0.5}, {"deterministic": True}, {"q": q.half()}, {"q": q[:, :, :2]}, {"k": k[:, :, :1]}):
+        given = {"scale": 0.25, "deterministic": False, "q": q, "k": k} | change
+        kinds.append(Prepared.of(v, (), given["scale"], given["deterministic"], given["q"], given["k"]).kind)  # type: ignore[arg-type]
+    assert len(set(map(id, kinds))) == len(kinds)
+    assert Prepared.of(mask("vectors"), (), 0.25, False, q, k).kind is kinds[0]
+
+
+def test_the_last_kinds_are_known(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "MOST_KINDS", 2)
+    q, k, _ = operands()
+    first, *_ = [Prepared.of(mask("vectors"), (), scale, False, q, k).kind for scale in (0.1, 0.2, 0.3)]
+    assert len(prepared._kinds) == 2
+    assert Prepared.of(mask("vectors"), (), 0.1, False, q, k).kind is not first
+
+
+def test_a_schedule_of_another_mask_is_refused_by_every_call(driver: Driver) -> None:
+    run(calls("vectors")[1], operands())
+    q, k, val = operands()
+    wrong = Prepared.of(mask("vectors"), (torch.zeros(64, dtype=torch.uint8),), 0.25, False, q, k)
+    with pytest.raises(MaskcError, match="M526"):
+        wrong.forward(q, k, val)
