@@ -316,8 +316,7 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
                 last = dict(running.epochs._last)
                 lines = _log(partial(running.call, kind))
                 if again == 0:
-                    late = made_late(lines) if kind not in BACK else []
-                    found.append({"call": f"{kind}, first", "enqueued": late, "wanted": []})
+                    found.append({"call": f"{kind}, first", "enqueued": made_late(lines), "wanted": []})
                     continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
                 turn = Turn(running.epochs.epoch, before)
