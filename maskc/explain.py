@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
-from maskc.ir.intervals import VECTORS, Branch, IntervalProgram, Leaf, Tree, Vector
+from maskc.ir.intervals import VECTORS, IntervalProgram, Vector, leaves
 from maskc.ir.nodes import Check, MaskFn
 from maskc.ir.verdict import CheckResult
 from maskc.prose import Prose
@@ -142,17 +142,6 @@ def _values(fn: MaskFn, program: IntervalProgram, vector: Vector) -> str:
     return f"{meaning[vector]}: {' | '.join(dict.fromkeys(map(Prose(fn).expr, bounds)))}"
 
 
-def leaves(tree: Tree) -> Iterator[Leaf]:
-    match tree:
-        case Leaf():
-            yield tree
-        case Branch(_, then, orelse):
-            yield from leaves(then)
-            yield from leaves(orelse)
-        case _:
-            assert_never(tree)
-
-
 def data_facts(bound: BoundMask, block: tuple[int, int]) -> DataFacts:
     """Density, tile classes and, up to 64 x 64, a picture of the first batch item and head."""
     from maskc.pictures import picture, tile_counts, visible_pairs
@@ -173,7 +162,7 @@ def boundaries(bound: BoundMask) -> tuple[int, ...]:
 
 def _properties(compiled: CompiledMask) -> tuple[CheckResult, ...]:
     """Every claim that could be made of the mask, decided."""
-    from maskc.ir.symbolic import run_checks
+    from maskc.ir.checks import run_checks
 
     fn = compiled.fn
     isolated = (Check("isolated", d.name) for d in fn.inputs if d.is_set)

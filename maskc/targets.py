@@ -69,8 +69,9 @@ def compile_fn(fn: MaskFn, warnings: Sequence[Diagnostic] = (), *, certify: bool
     """
     from maskc.codegen.ranges import check_fits_int64
     from maskc.compiled import CompiledMask
+    from maskc.ir.checks import run_checks
     from maskc.ir.intervals import tree_expressions
-    from maskc.ir.symbolic import prove, run_checks
+    from maskc.ir.symbolic import prove
 
     verdict = prove(fn, certify)
     program: IntervalProgram | None = None

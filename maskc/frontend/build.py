@@ -1,16 +1,13 @@
-"""Constructors of mask IR that fold constants and flatten sums and conjunctions, and walks over what they made."""
+"""Constructors of mask IR that fold constants and flatten sums and conjunctions; what their results depend on, and how large."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import cast
+from collections.abc import Callable
 
 from maskc.diagnostics import Span
 from maskc.ir import nodes as ir
-
-Node = ir.Expr | ir.Pred
+from maskc.ir.traverse import Node, children, walk
 
 _COMPARE: dict[ir.Op, Callable[[int, int], bool]] = {
     "<=": operator.le,
@@ -153,28 +150,7 @@ def choice(cond: ir.Pred, then: ir.Pred, orelse: ir.Pred, span: Span) -> ir.Pred
     return disjunction([conjunction([cond, then], span), conjunction([negation(cond, span), orelse], span)], span)
 
 
-# ---------------------------------------------------------------- walks
-
-
-def parts(node: Node) -> list[Node]:
-    """The direct sub-nodes."""
-    found: list[Node] = []
-    for f in fields(node):
-        value = getattr(node, f.name)
-        if f.name != "span" and hasattr(value, "__dataclass_fields__"):
-            found.append(cast("Node", value))
-        elif isinstance(value, tuple):
-            found += cast("tuple[Node, ...]", value)
-    return found
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it."""
-    stack = [node]
-    while stack:
-        top = stack.pop()
-        yield top
-        stack += parts(top)
+# ---------------------------------------------------------------- what was made
 
 
 def sides(node: Node) -> frozenset[str]:
@@ -207,7 +183,7 @@ class Measure:
         """(number of nodes, depth)."""
         known = self._known.get(id(node))
         if known is None:
-            below = [self.of(p) for p in parts(node)]
+            below = [self.of(p) for p in children(node)]
             size, depth = 1 + sum(s for s, _ in below), 1 + max((d for _, d in below), default=0)
             known = self._known[id(node)] = (node, size, depth)
         return known[1], known[2]

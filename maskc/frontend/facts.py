@@ -8,6 +8,7 @@ from maskc.diagnostics import Diagnostic, Span
 from maskc.frontend import build
 from maskc.frontend.session import Session
 from maskc.ir import nodes as ir
+from maskc.ir.traverse import Node, walk
 
 
 def check_elementwise(fact: ir.Pred, span: Span, session: Session) -> bool:
@@ -67,14 +68,14 @@ def two_sided(inputs: Iterable[ir.InputDecl], facts: Iterable[ir.Pred]) -> bool:
     if {"row", "key"} <= {d.per for d in inputs}:
         return True
     both = {ir.Size("nq"), ir.Size("nk")}
-    relations = [c for c in conjuncts(facts) if both <= {n for n in build.walk(c) if isinstance(n, ir.Size)}]
+    relations = [c for c in conjuncts(facts) if both <= {n for n in walk(c) if isinstance(n, ir.Size)}]
     equalities = [c for c in relations if isinstance(c, ir.Compare) and c.op == "==" and {c.a, c.b} == both]
     return len(relations) > len(equalities)
 
 
-def divisors(node: build.Node) -> Iterator[ir.Scalar]:
+def divisors(node: Node) -> Iterator[ir.Scalar]:
     """The scalar inputs that divide."""
-    for n in build.walk(node):
+    for n in walk(node):
         match n:
             case ir.FloorDiv(b=ir.Scalar() as b) | ir.Mod(b=ir.Scalar() as b):
                 yield b

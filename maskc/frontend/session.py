@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from maskc.diagnostics import Diagnostic, Span
-from maskc.frontend.build import Measure, Node
+from maskc.frontend.build import Measure
+from maskc.ir.traverse import Node
 
 MAX_EXPANSIONS = 2_000
 MAX_NODES = 20_000

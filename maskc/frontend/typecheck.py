@@ -21,7 +21,7 @@ from maskc.frontend.units import PLAIN
 from maskc.frontend.values import BAD, Bad, Number, Ref, Truth, Value
 from maskc.frontend.words import AXES, BUILTINS, CALL_KEYWORDS, COORDINATES, did_you_mean, quoted
 from maskc.ir import nodes as ir
-from maskc.ir.traverse import names_in
+from maskc.ir.traverse import names_in, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +353,7 @@ class Checker:
     def _crosses(self, body: ir.Pred, by_name: dict[str, ir.InputDecl], two_sided: bool) -> bool:
         """Whether the mask reads a `per key` input at a row or a `per row` input at a key: then nq == nk is needed."""
         found = False
-        for n in build.walk(body):
+        for n in walk(body):
             if not isinstance(n, (ir.Field, ir.BoolField)) or (decl := by_name.get(n.name)) is None:
                 continue
             wrong = {"key": "q", "row": "k"}.get(decl.per or "")

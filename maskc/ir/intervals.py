@@ -67,6 +67,18 @@ class IntervalProgram:
     tiling: tuple[str, ...] = ()
 
 
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """From `then` to `orelse`."""
+    match tree:
+        case Branch(_, then, orelse):
+            yield from leaves(then)
+            yield from leaves(orelse)
+        case Leaf():
+            yield tree
+        case _:
+            assert_never(tree)
+
+
 def tree_nodes(tree: Tree) -> Iterator[Node]:
     """Every expression and predicate that the slots of a column are computed from, with its sub-terms."""
     match tree:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from maskc.ir.arrange import Gap, Sorted, arrange
 from maskc.ir.bounds import Bound, bound_expr, stripped
 from maskc.ir.certificates import certificate, confirm
-from maskc.ir.checks import run_checks, starts_at_diagonal
+from maskc.ir.checks import starts_at_diagonal
 from maskc.ir.facts import Context, FactTable, Ledger
-from maskc.ir.intervals import VECTORS, Branch, Interval, IntervalProgram, Leaf, Tree, Vector
+from maskc.ir.intervals import VECTORS, Branch, Interval, IntervalProgram, Leaf, Tree, Vector, leaves
 from maskc.ir.linear import Lin
 from maskc.ir.lower import Case, Guard, Lowered, lower, nonneg_pred
 from maskc.ir.nodes import Col, Const, Expr, InEdge, MaskFn, Size
@@ -185,12 +185,6 @@ def place_all_masked(tree: Tree) -> Tree:
     return go(tree)
 
 
-def leaves(tree: Tree) -> list[Leaf]:
-    if isinstance(tree, Leaf):
-        return [tree]
-    return leaves(tree.then) + leaves(tree.orelse)
-
-
 def used_vectors(tree: Tree) -> tuple[Vector, ...]:
     """The vectors that exist: LTE is absent if it always reads nq, UTS if it always reads 0."""
     nq: Expr = Size("nq")
@@ -203,6 +197,3 @@ def used_vectors(tree: Tree) -> tuple[Vector, ...]:
         "ute": bool(uppers),
     }
     return tuple(v for v in VECTORS if used[v])
-
-
-__all__ = ["leaves", "prove", "run_checks", "used_vectors"]

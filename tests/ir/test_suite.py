@@ -11,12 +11,13 @@ import pytest
 
 from maskc.diagnostics import MaskcError
 from maskc.frontend import parse_file, parse_text
+from maskc.ir.checks import run_checks
 from maskc.ir.lower import needs_hole_free
 from maskc.ir.nodes import Check, Compare, MaskFn, Size
 from maskc.ir.printer import print_fn, print_program
 from maskc.ir.reader import read_fn, read_program
 from maskc.ir.reference import Env, visible
-from maskc.ir.symbolic import prove, run_checks
+from maskc.ir.symbolic import prove
 from maskc.ir.verdict import Proven, Refuted
 
 SUITE = sorted((Path(__file__).parent.parent / "data" / "suite").glob("*.mask"))
