@@ -214,21 +214,19 @@ class _Binder:
         self.agree("batch", vector.shape[0], f"`{decl.name}`")
         self.agree("heads", vector.shape[1], f"`{decl.name}`")
         vector = self._truths(vector, what) if decl.kind is InputKind.BOOL else self._fits(vector, what)
-        count = None
         match decl.per:
             case "key" | "row":
                 self.pin("nk" if decl.per == "key" else "nq", vector.shape[2], f"`{decl.name}`")
             case "head" | None:
                 pass
             case of if of in self.sets:
-                count = self.sets[of].counts
                 if lengths is not None:
                     self._each_its_own(decl, lengths, self.sets[of])
                 vector = self._per_segment(decl, vector, self.sets[of], given.ndim == 1)
             case _:
                 return  # its segments were refused
         if decl.sorted:
-            check_sorted(decl, vector, count, self.checks)
+            check_sorted(decl, vector, self.sets[decl.per].counts if decl.per in self.sets else None, self.checks)
         self.vectors[decl.name] = _own(vector.contiguous(), value)
 
     def _each_its_own(self, decl: InputDecl, lengths: list[int], table: SegmentTable) -> None:

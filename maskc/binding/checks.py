@@ -11,19 +11,21 @@ from torch import Tensor
 from maskc.diagnostics import Diagnostic, MaskcError
 
 Bad = Tensor | bool
+Values = Sequence[Tensor | int]
 Explain = Callable[[tuple[int, ...], list[int]], Diagnostic]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Check:
     bad: Tensor
-    values: Sequence[Tensor | int]
+    values: Values | Callable[[], Values]
     explain: Explain
 
     def diagnostic(self) -> Diagnostic:
         """What `explain` says of the first bad element. Reads from the device once more."""
         index = tuple(self.bad.nonzero()[0].tolist())
-        return self.explain(index, [v if isinstance(v, int) else int(v.expand(self.bad.shape)[index]) for v in self.values])
+        shown = [v if isinstance(v, int) else int(v.expand(self.bad.shape)[index]) for v in _made(self.values)]
+        return self.explain(index, shown)
 
 
 class Checks:
@@ -39,10 +41,11 @@ class Checks:
         """What is wrong whatever the data say."""
         self._failed += diagnostics
 
-    def forbid(self, bad: Bad | Callable[[], Bad], values: Sequence[Tensor | int], explain: Explain) -> None:
+    def forbid(self, bad: Bad | Callable[[], Bad], values: Values | Callable[[], Values], explain: Explain) -> None:
         """No element of `bad` may be true. `explain` gets the first index where one is, and each of `values` there.
 
         bad: or what makes it, for a comparison that takes a GPU a launch and is made only where something is checked.
+        values: or what makes them, where something is wrong.
         """
         if not self.enabled:
             return
@@ -51,7 +54,7 @@ class Checks:
             if found.numel():
                 self._checks.append(_Check(found, values, explain))
         elif found:
-            self._failed.append(explain((), [int(v) for v in values]))
+            self._failed.append(explain((), [int(v) for v in _made(values)]))
 
     def read(self, number: Tensor, then: Callable[[int], None]) -> None:
         """Read one integer in the same transfer and hand it to `then`."""
@@ -76,6 +79,10 @@ class Checks:
         """Raise what is known without a read."""
         if self._failed:
             raise MaskcError(self._failed)
+
+
+def _made(values: Values | Callable[[], Values]) -> Values:
+    return values() if callable(values) else values
 
 
 def _together(scalars: Sequence[Tensor]) -> list[int]:

@@ -97,7 +97,9 @@ def check_fact(fn: MaskFn, fact: Fact, inputs: BoundInputs, nq: int | None, nk: 
     broken = frame.truth(pred, positive=False)
     if isinstance(broken, Tensor) and real is not None:
         broken = broken & real
-    numbers: list[Number] = [frame.truth(r) if isinstance(r, Pred) else frame.value(r).number for r in reads]
+
+    def numbers() -> list[Number]:
+        return [frame.truth(r) if isinstance(r, Pred) else frame.value(r).number for r in reads]
 
     def explain(at: tuple[int, ...], values: list[int]) -> Diagnostic:
         shown = [f"{_read_text(read, at)} = {v}" for read, v in zip(reads, values, strict=True)]
