@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from maskc.diagnostics import MaskcError
-from maskc.runtime import overlap_kernels
+from maskc.runtime import hopper, hopper_bwd, overlap_kernels
 from maskc.runtime.link import KINDS, Link
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import COPY_CTAS, Overlapped
@@ -307,16 +307,21 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
     """Of all calls but those of the first round, what was enqueued and what was to be. Between them others' calls are counted."""
     running, found = Rank(case, rank), []
     owners = running.plans[rank].sources
+    gates = Gates()
     with leaving(case.way), ExitStack() as later:
+        for module in (hopper, hopper_bwd):
+            later.enter_context(mock.patch.object(module, "GateTables", gates.noted(module.GateTables)))
         for again, other in enumerate(ROUNDS):
             running.renew(heads_first=other == "strides")
             if other == "stream":
                 later.enter_context(stand_in.Inside(stand_in.Stream(handle=ANOTHER)))
             for kind in case.calls:
                 last = dict(running.epochs._last)
+                gates.made.clear()
                 lines = _log(partial(running.call, kind))
                 if again == 0:
-                    found.append({"call": f"{kind}, first", "enqueued": made_late(lines), "wanted": []})
+                    late = [*made_late(lines), *gates.wrong(running, kind)]
+                    found.append({"call": f"{kind}, first", "enqueued": late, "wanted": []})
                     continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
                 turn = Turn(running.epochs.epoch, before)
@@ -329,6 +334,30 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
             reached = [line for line in _log(partial(captured, running, kind)) if not line.startswith(("record", "follow"))]
             found.append({"call": f"{kind}, captured", "enqueued": reached, "wanted": []})
     return found
+
+
+class Gates:
+    """What kernels are told to wait for, as it is made."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def noted(self, kind: type) -> Callable[..., Any]:
+        def make(*fields: Any) -> Any:
+            self.made.append(kind(*fields))
+            return self.made[-1]
+
+        return make
+
+    def wrong(self, running: Rank, kind: str) -> list[str]:
+        """Slots below `own` are there: before a call is made in the open all are, for nothing comes then; else own ones, and all
+        where keys were kept."""
+        cut, made = running._cut(kind), self.made
+        first, own, every = cut.first if kind in BACK else 0, cut.plan.own, len(cut.plan.slots)
+        wanted = [first + every] * (len(made) - 1) + [first + (every if kind in KEPT else own)] * bool(made)
+        found = [gate.own for gate in made]
+        late = [gate.foreign for gate in made if kind in BACK and gate.foreign != first + own]
+        return [f"{kind}: {found} slots are there, not {wanted}"] * (found != wanted) + [f"{kind}: {late}"] * bool(late)
 
 
 def made_late(lines: Sequence[str]) -> list[str]:
