@@ -96,7 +96,8 @@ def _bad_character(source: SourceFile, pos: int) -> Diagnostic:
         if source.text.startswith(text, pos):
             return Diagnostic("M001", f"unexpected `{text}`", _at(source, pos, len(text)), hint)
     shown = f"`{char}`" if char.isprintable() else f"character U+{ord(char):04X}"
-    return Diagnostic("M001", f"unexpected {shown}", _at(source, pos, 1), "names are made of the letters a-z, digits and `_`")
+    hint = "write a plain space" if char.isspace() else "names are made of the letters a-z, digits and `_`"
+    return Diagnostic("M001", f"unexpected {shown}", _at(source, pos, 1), hint)
 
 
 def _early_end(source: SourceFile, start: int, end: int, expected: frozenset[str]) -> tuple[Diagnostic, bool]:

@@ -28,6 +28,7 @@ ONE = [
     ("mask m = k <= q«;»", "M001", "no separator"),
     ("mask m = k <= q «\\»\n and k > 0", "M001", "line ends mean nothing"),
     ("mask m = k «@» q", "M001", ""),
+    ("mask m = k <= q«\u00a0»and k > 0", "M001", "write a plain space"),
     ("mask m = k <= q «¤»", "M001", ""),
     ("mask m = «{»k <= q}", "M001", "group with `(`"),
     ("use a from «'»x'", "M001", "double quotes"),
