@@ -56,9 +56,10 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """(out, lse) of this rank's rows."""
     way = _way(call)
     with way.link.call():
-        rank = rank_of(call, q, k, v)
+        key = _key(call, q, k, v)
+        rank = rank_of(call, q, k, v, key)
         rank.holds = None
-        tag = tag_of(*_key(call, q, k, v), way.executor, "forward")
+        tag = tag_of(*key, way.executor, "forward")
         out, lse = rank.forward(local_mask(call, q, k), q, k, v, call.scale, way.executor, tag)
         way.link.given |= dict.fromkeys(rank.plan.sources, rank.epoch)
         rank.holds = lse if call.plan.keep_keys else None
@@ -75,10 +76,11 @@ def backward(
     """
     way, given = _way(call), (q, k, v, out, lse, dout, call.scale)
     with way.link.call():
-        rank = rank_of(call, q, k, v)
+        key = _key(call, q, k, v)
+        rank = rank_of(call, q, k, v, key)
         kept, rank.holds = rank.holds is not None and _one_memory(rank.holds, lse), None
         local, how = local_mask(call, q, k), call.deterministic
-        tag = tag_of(*_key(call, q, k, v), way.executor, "backward", kept)
+        tag = tag_of(*key, way.executor, "backward", kept)
         made = rank.backward(local, *given, way.executor, dlse=dlse, deterministic=how, gather=not kept, tag=tag)
         way.link.given |= {} if kept else dict.fromkeys(rank.plan.sources, rank.epoch)
         rank.holds = lse if call.plan.keep_keys else None
@@ -134,10 +136,10 @@ def _key(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Hashable, ...]:
     return call.plan.digest, call.part, key_shape(k, v), q.shape[2]
 
 
-def rank_of(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Overlapped:
-    """This rank with its key buffer, which the calls of a batch share; those of a few plans are kept."""
+def rank_of(call: Call, q: Tensor, k: Tensor, v: Tensor, key: tuple[Hashable, ...] | None = None) -> Overlapped:
+    """This rank with its key buffer, which the calls of a batch share; those of a few plans are kept. key: `_key`, if known."""
     assert call.direct is not None
-    link, key = call.direct.link, _key(call, q, k, v)
+    link, key = call.direct.link, key or _key(call, q, k, v)
     rank, place = link.ranks.pop(key, (None, 0))
     if rank is None:
         shape, order = key_shape(k, v), _order(call, q, k)

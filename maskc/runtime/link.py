@@ -13,8 +13,7 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,7 +106,8 @@ class Link:
         self.given: dict[int, int] = {}
         self.complained = False
         self.queues: Queues = CudaQueues(device) if device.type == "cuda" else HostQueues(seconds=timeout)
-        self._words, self._entering = words, threading.RLock()
+        self._words, self.entering = words, threading.RLock()
+        self._given_up = (ctypes.c_uint32 * self.world).from_address(self._broken(0))
         self._keeps: object = None
         if device.type == "cuda":
             _register(words)
@@ -164,32 +164,31 @@ class Link:
         """Tell the others that this rank has ended its waits: what they wait for will not come."""
         write_word(self._broken(self.rank), 1)
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self) -> Entered:
         """Around what one call enqueues. The link breaks when that ends in the middle: others wait for the rest of it."""
-        with self._entering:
-            before = self.epochs.epoch
-            try:
-                yield
-            except BaseException as e:
-                waited = isinstance(e, MaskcError) and e.code == "M721"
-                self.complained = self.complained or waited
-                if self.complained or self.epochs.epoch != before:
-                    self._stop()
-                if waited and self._differs():
-                    self.complain()
-                raise
-            finally:
-                if self.device.type == "cuda":
-                    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    event.record(torch.cuda.current_stream(self.device))
-                    self.watch.entered(event)
+        return Entered(self)
+
+    def broke_off(self, e: BaseException, before: int) -> None:
+        """A call raised, epoch `before` being the one before it."""
+        waited = isinstance(e, MaskcError) and e.code == "M721"
+        self.complained = self.complained or waited
+        if self.complained or self.epochs.epoch != before:
+            self._stop()
+        if waited and self._differs():
+            self.complain()
+
+    def look_after(self) -> None:
+        """Let the watch know of all that was enqueued so far."""
+        if isinstance(self.queues, CudaQueues):
+            event: Any = self.watch.spare() or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self.queues.compute)
+            self.watch.entered(event)
 
     def complain(self) -> None:
         """Raise M721 where a rank gave up."""
         if self.device.type == "cpu" and self._differs():  # where no watch looks
             self._stop()
-        if self.broken:
+        if any(self._given_up):
             self.complained = True
             why = self._difference or f"rank {', '.join(map(str, self.broken))} gave up"
             raise error("M721", f"rank {self.rank}: {why}, all waits ended", None, "results since are useless")
@@ -219,7 +218,7 @@ class Link:
     @property
     def broken(self) -> tuple[int, ...]:
         """Ranks that gave up. The link cannot be used again."""
-        return tuple(r for r in range(self.world) if read_word(self._broken(r)))
+        return tuple(r for r, gave_up in enumerate(self._given_up) if gave_up)
 
     def reserve(self, peer: Peer, room: Room) -> None:
         """Have at least this room. All ranks of its group enter, with the same room: it follows from the plan.
@@ -246,6 +245,27 @@ class Link:
     def _failed(self, rank: int) -> int:
         """Of the word that kernels of a rank look at while they wait, `Lasting.failed`."""
         return self._broken(self.world + rank)
+
+
+class Entered:
+    """See `Link.call`."""
+
+    __slots__ = ("_before", "_link")
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._before = link, 0
+
+    def __enter__(self) -> None:
+        self._link.entering.acquire()
+        self._before = self._link.epochs.epoch
+
+    def __exit__(self, _: object, e: BaseException | None, __: object) -> None:
+        try:
+            if e is not None:
+                self._link.broke_off(e, self._before)
+        finally:
+            self._link.look_after()
+            self._link.entering.release()
 
 
 def words_size(world: int) -> int:

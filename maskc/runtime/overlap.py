@@ -351,33 +351,41 @@ class Overlapped(Again):
             joining = self.layout if self.transport.joins else None
             found = self._departing[pieces] = departing(self.plan, self.backward_cut, pieces, joining)
         for at, heads in found:
-            self._push(at, heads, made)
+            sums = self._push(at, heads, made)
             if tape is not None:
-                self._note_push(at, heads, made, tape)
+                self._note_push(at, heads, made, sums, tape)
 
-    def _note_push(self, at: Slot, heads: slice, made: Gradients, tape: Tape) -> None:
-        def again(now: Now) -> None:
-            assert now.left is not None
-            with self.queues.on("send"):
-                self._push(at, heads, now.left)
-
-        taking = self.transport.takes
-        if _in_parts(made) or taking is None:
-            tape.add(again)
-        else:
-            pushed = taking.pushed(at.source, at.chunk, heads, self.result_rows(at), (made.dk[0], made.dv[0]))
+    def _note_push(self, at: Slot, heads: slice, made: Gradients, sums: Pair | None, tape: Tape) -> None:
+        rows, taking = self.result_rows(at), self.transport.takes
+        assert taking is not None
+        if sums is None:
+            pushed = taking.pushed(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             tape.copies("send", "parts", ("grad", at.source), pushed)
+            return
+        tape.add(partial(self._sum, heads, rows))
+        tape.follow("send", "sum")
+        tape.copies("send", "sums", ("grad", at.source), taking.pushed(at.source, at.chunk, heads, None, sums))
 
-    def _push(self, at: Slot, heads: slice, made: Gradients) -> None:
+    def _push(self, at: Slot, heads: slice, made: Gradients) -> Pair | None:
+        """What was summed for it."""
         rows = self.result_rows(at)
         if made.dk.shape[0] == 1:
             self.transport.push_rows(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
-            return
+            return None
         with self.queues.on("sum"):  # the next sum need not wait for this piece to be gone
             dk, dv = (over_splits(t[:, :, heads, rows]) for t in (made.dk, made.dv))
         self.queues.follow("send", "sum")
         self.queues.keep("send", (dk, dv))
         self.transport.push(at.source, at.chunk, heads, (dk, dv))
+        return dk, dv
+
+    def _sum(self, heads: slice, rows: slice, now: Now) -> None:
+        """What `_push` sums."""
+        assert now.left is not None
+        with self.queues.on("sum"):
+            dk, dv = (over_splits(t[:, :, heads, rows]) for t in now.left.pair)
+        self.queues.keep("send", (dk, dv))
+        now.sums = dk, dv  # the allocator must not be given them back before their copies are enqueued
 
     def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None, tape: Tape | None = None) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream. tape: notes it, too."""

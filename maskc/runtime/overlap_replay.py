@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +24,8 @@ from maskc.runtime.transport import CudaQueues, Pair, Prepared
 
 Addresses: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[object, ...]
+Copied: TypeAlias = Literal["own", "parts", "sums"]
+"""Of what copies are made: see `Now`."""
 MOST = 16
 """Layouts that calls of one mask are kept of."""
 
@@ -40,6 +42,7 @@ class Now:
 
     numbers: its epoch, then those of `Turn.before`. pair: K and V. own: where they lie. given: where what the kernels read and
     write lies, see `forward_kernel` and `backward_kernels`. parts: where the gradients do that they leave, which are `left`.
+    sums: what was last summed of them over several CTAs.
     """
 
     numbers: tuple[int, ...]
@@ -48,6 +51,7 @@ class Now:
     given: Addresses
     parts: tuple[int, int] = (0, 0)
     left: Gradients | None = None
+    sums: tuple[Tensor, ...] = ()
 
 
 Action: TypeAlias = Callable[[Now], None]
@@ -76,7 +80,7 @@ class Tape:
         given = self.queues.handle(stream), self.queues.handle(other), self.queues.event(other)
         self.add(lambda now: driver_streams.follow(*given))
 
-    def copies(self, stream: Stream, of: Literal["own", "parts"], to: tuple[str, int], made: Prepared) -> None:
+    def copies(self, stream: Stream, of: Copied, to: tuple[str, int], made: Prepared) -> None:
         """to: as what, and to which rank, its bytes are sent."""
         handle = self.queues.handle(stream)
         for which, copy in made.copies:
@@ -106,10 +110,16 @@ def _missing(now: Now) -> None:
     raise AssertionError("nothing was put here")
 
 
-def _copying(enqueue: Callable[[int, int], None], stream: int, of: Literal["own", "parts"], which: int) -> Action:
-    if of == "own":
-        return lambda now: enqueue(stream, now.own[which])
-    return lambda now: enqueue(stream, now.parts[which])
+def _copying(enqueue: Callable[[int, int], None], stream: int, of: Copied, which: int) -> Action:
+    match of:
+        case "own":
+            return lambda now: enqueue(stream, now.own[which])
+        case "parts":
+            return lambda now: enqueue(stream, now.parts[which])
+        case "sums":
+            return lambda now: enqueue(stream, now.sums[which].data_ptr())
+        case _:
+            assert_never(of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Symmetric:
         self.link, self.keys, self.shape, self.rank, self.which = link, keys, shape, plan.rank, which
         self._lent = dict(plan.lends)
         self._gifts: dict[tuple[object, ...], Prepared] = {}
-        self._pushes: dict[tuple[int, ...], Prepared] = {}
+        self._pushes: dict[tuple[object, ...], Prepared] = {}
         self._taken = {o: tuple(sorted(c for s in plan.pulls if s.source == o for c in s.chunks)) for o in plan.sources}
 
     @property
@@ -118,16 +118,21 @@ class Symmetric:
         return self.link.told(owner, reader)
 
     def push(self, owner: int, chunk: int, heads: slice, grads: Pair) -> None:
-        rows = grads[0].shape[2]
-        for there, mine in zip(self._places(owner, chunk, heads, rows), grads, strict=True):
-            copy(there, mine)
-        comm.count_sent("grad", owner, self._bytes_pushed(chunk, heads, rows))
+        if grads[0].device.type != "cuda":
+            rows = grads[0].shape[2]
+            for there, mine in zip(self._places(owner, chunk, heads, rows), grads, strict=True):
+                copy(there, mine)
+            comm.count_sent("grad", owner, self._bytes_pushed(chunk, heads, rows))
+            return
+        self._pushed(self.pushed(owner, chunk, heads, None, grads), owner, grads)
 
     def push_rows(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> None:
         if grads[0].device.type != "cuda":
             self.push(owner, chunk, heads, (grads[0][:, heads, rows], grads[1][:, heads, rows]))
             return
-        made = self.pushed(owner, chunk, heads, rows, grads)
+        self._pushed(self.pushed(owner, chunk, heads, rows, grads), owner, grads)
+
+    def _pushed(self, made: Prepared, owner: int, grads: Pair) -> None:
         _enqueued(made, grads)
         comm.count_sent("grad", owner, made.bytes)
 
@@ -138,21 +143,22 @@ class Symmetric:
     def release(self, epoch: int) -> None:
         self.link.release(epoch)
 
-    def pushed(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Prepared:
+    def pushed(self, owner: int, chunk: int, heads: slice, rows: slice | None, grads: Pair) -> Prepared:
         """Made once."""
-        key = owner, chunk, heads.start, heads.stop, rows.start, rows.stop, *grads[0].shape, *grads[1].shape
+        key = owner, chunk, heads.start, heads.stop, rows and rows.start, rows and rows.stop, *(t.shape for t in grads)
         made = self._pushes.get(key)
         if made is None:
-            size = self._bytes_pushed(chunk, heads, rows.stop - rows.start)
-            made = self._pushes[key] = Prepared(tuple(self._copies(owner, chunk, heads, rows, grads)), size)
+            parts = grads if rows is None else (grads[0][:, heads, rows], grads[1][:, heads, rows])
+            made = self._pushes[key] = Prepared(
+                tuple(self._copies(owner, chunk, heads, parts, grads)), self._bytes_pushed(chunk, heads, parts[0].shape[2])
+            )
         return made
 
-    def _copies(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Iterator[tuple[int, Copy]]:
-        """(of dK or dV, a copy whose source counts from its first element)."""
-        for which, (there, whole) in enumerate(
-            zip(self._places(owner, chunk, heads, rows.stop - rows.start), grads, strict=True)
-        ):
-            for made in copies_of(there, whole[:, heads, rows]):
+    def _copies(self, owner: int, chunk: int, heads: slice, parts: Pair, of: Pair) -> Iterator[tuple[int, Copy]]:
+        """(of dK or dV, a copy whose source counts from the first byte of that in `of`)."""
+        there = self._places(owner, chunk, heads, parts[0].shape[2])
+        for which, (to, part, whole) in enumerate(zip(there, parts, of, strict=True)):
+            for made in copies_of(to, part):
                 yield which, made._replace(source=made.source - whole.data_ptr())
 
     def _places(self, owner: int, chunk: int, heads: slice, rows: int) -> Pair:

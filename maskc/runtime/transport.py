@@ -303,8 +303,8 @@ class Taking(Protocol):
     def told(self, owner: int, reader: int) -> Tensor:
         """int32 in the memory of `owner`: a word for each piece of the backward of `reader`, as that one numbers them."""
 
-    def pushed(self, owner: int, chunk: int, heads: slice, rows: slice, grads: Pair) -> Prepared:
-        """What `push_rows` enqueues, of gradients of these shapes: copies of dK (0) and dV (1)."""
+    def pushed(self, owner: int, chunk: int, heads: slice, rows: slice | None, grads: Pair) -> Prepared:
+        """What `push_rows` enqueues, or `push` (rows: None), of dense gradients of these shapes: copies of dK (0) and dV (1)."""
 
 
 class Pulling(Protocol):

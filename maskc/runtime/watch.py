@@ -33,20 +33,27 @@ class Watch:
     ) -> None:
         self._trouble, self._stop, self._seconds, self._differs = trouble, stop, seconds, differs
         self._calls: deque[tuple[Event, float]] = deque()
-        self._more = threading.Condition()
+        self._spare: deque[Event] = deque()
+        self._more, self._waiting = threading.Condition(), False
         self._ended = time.monotonic()
         self._thread: threading.Thread | None = None
         self._closed = self._leaving = False
         self._told = False
 
     def entered(self, event: Event) -> None:
-        with self._more:
-            self._calls.append((event, time.monotonic()))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="maskc-watch", daemon=True)
-                self._thread.start()
-                _watches.add(self)
-            self._more.notify()
+        """By one thread at a time."""
+        self._calls.append((event, time.monotonic()))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="maskc-watch", daemon=True)
+            self._thread.start()
+            _watches.add(self)
+        if self._waiting:  # it looks for calls after it says so
+            with self._more:
+                self._more.notify()
+
+    def spare(self) -> Event | None:
+        """One of a call that has ended, to be used again."""
+        return self._spare.popleft() if self._spare else None
 
     def leave(self) -> None:
         """End the thread once all calls have ended; no more will enter."""
@@ -64,14 +71,16 @@ class Watch:
     def _look(self) -> None:
         while True:
             with self._more:
+                self._waiting = True
                 while not (self._calls or self._closed or self._leaving):
                     self._more.wait()
+                self._waiting = False
                 if self._closed or not self._calls:
                     return
             time.sleep(PERIOD)
             try:
                 while self._calls and self._calls[0][0].query():
-                    self._calls.popleft()
+                    self._spare.append(self._calls.popleft()[0])
                     self._ended = time.monotonic()
             except RuntimeError:
                 return  # the GPU is lost: whoever looks at a result is told
