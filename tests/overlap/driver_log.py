@@ -76,6 +76,7 @@ class Reader:
                     assert given[0] == "words", line
         missing = [what for what, count in self._total.items() if self._done[what] != count]
         assert not missing, f"not copied, or not once: {missing}"
+        assert len(set(self.bases.values())) == len(self.bases), f"two tensors in one place: {self.bases}"
         return self.out
 
     def _count(self, stream: str) -> int:

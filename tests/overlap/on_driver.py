@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from maskc.diagnostics import MaskcError
-from maskc.runtime import hopper, hopper_bwd, overlap_kernels
+from maskc.runtime import comm, hopper, hopper_bwd, overlap_kernels
 from maskc.runtime.link import KINDS, Link
 from maskc.runtime.localize import localize
-from maskc.runtime.overlap import COPY_CTAS, Overlapped
+from maskc.runtime.overlap import COPY_CTAS, STOPPED, Overlapped
 from maskc.runtime.overlap_pieces import sent_together
 from maskc.runtime.overlap_plan import Cut, plan_visits
 from maskc.runtime.plan import plan
@@ -48,7 +48,7 @@ from maskc.runtime.protocol import (
     call_steps,
 )
 from maskc.runtime.symmetric import Symmetric, room_of
-from maskc.runtime.transport import CudaQueues, KeyShape
+from maskc.runtime.transport import CudaQueues, KeyShape, write_word
 from tests.gpu2.ways import Leaving, leaving
 from tests.overlap import stand_in
 from tests.overlap.driver_log import Enqueued, Reader, Row
@@ -307,7 +307,7 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
     """Of all calls but those of the first round, what was enqueued and what was to be. Between them others' calls are counted."""
     running, found = Rank(case, rank), []
     owners = running.plans[rank].sources
-    gates = Gates()
+    gates, sent = Gates(), dict[str, dict[tuple[str, int], int]]()
     with leaving(case.way), ExitStack() as later:
         for module in (hopper, hopper_bwd):
             later.enter_context(mock.patch.object(module, "GateTables", gates.noted(module.GateTables)))
@@ -318,19 +318,26 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
             for kind in case.calls:
                 last = dict(running.epochs._last)
                 gates.made.clear()
-                lines = _log(partial(running.call, kind))
+                with comm.count_traffic() as ledger:
+                    lines = _log(partial(running.call, kind))
+                assert sent.setdefault(kind, ledger.sent) == ledger.sent, f"{kind} sent other bytes in round {again}"
                 if again == 0:
                     late = [*made_late(lines), *gates.wrong(running, kind)]
                     found.append({"call": f"{kind}, first", "enqueued": late, "wanted": []})
                     continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
                 turn = Turn(running.epochs.epoch, before)
+                assert (running.made.epoch, running.made.queues.handle("compute")) == (
+                    turn.epoch,
+                    stand_in.current[-1].cuda_stream,
+                )
                 both = running.enqueued(lines, kind), running.wanted(kind, turn)
                 if running._shared(kind):  # what is summed for the next piece may be enqueued before words of this one
                     both = sorted(both[0], key=itemgetter(0)), sorted(both[1], key=itemgetter(0))
                 found.append({"call": f"{kind}, round {again}", "enqueued": both[0], "wanted": both[1]})
             running.epochs.begin(owners[: again % 3])
         for kind in case.calls:
+            gave_up(running, kind)
             reached = [line for line in _log(partial(captured, running, kind)) if not line.startswith(("record", "follow"))]
             found.append({"call": f"{kind}, captured", "enqueued": reached, "wanted": []})
     return found
@@ -371,6 +378,14 @@ def _log(call: Callable[[], object]) -> list[str]:
     log.write_text("")
     call()
     return log.read_text().splitlines()
+
+
+def gave_up(running: Rank, kind: str) -> None:
+    """The call after one in which a wait ended raises, and the next one is as always."""
+    write_word(running.made.words.failed.data_ptr(), STOPPED)
+    with pytest.raises(MaskcError, match="M721"):
+        running.call(kind)
+    running.call(kind)
 
 
 def captured(running: Rank, kind: str) -> None:
