@@ -146,7 +146,7 @@ class Prepared(Call):
         kind, made = self.kind, list[Ready]()
         given = kind.forward_spec, self.v, q, k, val, self.scale, self.schedule
         results = hopper.forward_with(*given, sizes=kind.forward_sizes, by=keeping(made, FORWARD_WORDS))
-        if self.tables is not None and _as_they_are(q, k, val):
+        if _as_they_are(q, k, val):
             kind.keep(kind.forwards, layout, made)
         return results
 
@@ -185,7 +185,7 @@ class Prepared(Call):
         given = self.v, q, k, val, out, lse, dout, dlse, self.scale, q.dtype
         how: dict[str, Any] = {"sizes": kind.backward_sizes, "mask": self.mask}
         results = hopper_bwd.backward_with(kind.backward_spec, *given, **how, by=keeping(made, BACKWARD_WORDS))
-        if self.mask is not None and _plain(out, lse, dout, dlse, q.dtype) and _as_they_are(q, k, val, out, dout):
+        if _plain(out, lse, dout, dlse, q.dtype) and _as_they_are(q, k, val, out, dout):
             kind.keep(kind.backwards, layout, made)
         return results
 

@@ -199,6 +199,10 @@ def test_tables_of_odd_vectors_are_always_made_anew(launches: list[Launch], odd:
 
 def test_tables_of_the_last_sizes_are_known(launches: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again(monkeypatch)
+    for sizes in ({"batch": 2}, {"heads": 2}, {"heads": 3}, {"batch": 2, "heads": 3}, {"batch": 3, "heads": 2}):
+        hopper.schedule(vectors(100, lts=9, **sizes), 128)
+    assert again.seen == [], "each of sizes of its own"
+    monkeypatch.setattr(mask_tables, "_known", {})
     monkeypatch.setattr(mask_tables, "MOST_KNOWN", 2)
     for n in (100, 200, 300, 300, 200):
         hopper.schedule(vectors(n, lts=9), 128)

@@ -205,6 +205,22 @@ def test_a_saved_result_that_came_back_otherwise(driver: Driver) -> None:
     assert driver.repeated == 3
 
 
+def test_a_mask_whose_vectors_are_copied_launches_nothing_that_is_ready(driver: Driver) -> None:
+    """Though others of its form and sizes do: its copies are gone after each call."""
+    q, k, _ = operands()
+    whole = torch.full((1, 2, ROWS), 200, dtype=torch.int32)
+    v = BoundaryVectors(ROWS, ROWS, 1, 2, True, lts=whole)
+    spec = hopper.forward_spec(hopper.mask_form(v), DIM, "bf16")
+    tables = (torch.zeros(hopper.Sizes.of(spec, v, q, k).tables.bytes, dtype=torch.uint8),)
+    for lts, repeated in ((whole[:, :1], 0), (whole, 4), (whole[:, :1], 0)):
+        driver.repeated = 0
+        call = Prepared.of(replace(v, lts=lts), tables, 0.25, False, q, k)
+        for _ in range(2):
+            driver.repeated = 0
+            run(call, operands())
+        assert driver.repeated == repeated
+
+
 @pytest.mark.parametrize("made_anew", ["tables", "table of blocks"])
 def test_what_each_call_makes_anew_is_not_ready(driver: Driver, made_anew: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, call = calls("blocks")
