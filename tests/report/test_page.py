@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from maskc.cli import main
+from maskc.frontend.load import std_names
 from maskc.pictures import visible_pairs
 from maskc.report.cases import Subject
 from maskc.report.encode import ranks
@@ -93,6 +94,7 @@ def test_page_holds_the_users_mask_and_the_standard_set(page: str) -> None:
     assert [(c["group"], c["name"]) for c in cases] == [("yours", "doc_prefix"), *(("standard", n) for n in EXAMPLES)]
     assert cases[0]["plan"] is not None
     assert all(c["plan"] is None and c["comm"] is None for c in cases[1:])
+    assert {name.partition(":")[0] for name in EXAMPLES} == set(std_names())
 
 
 def test_every_mask_of_a_file_is_shown(tmp_path: Path) -> None:
