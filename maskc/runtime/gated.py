@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from maskc.binding.streams import current_handle
 from maskc.boundary import BoundaryVectors
 from maskc.runtime.call_order import tag_of
-from maskc.runtime.link import BUFFERS, Link, link_of
+from maskc.runtime.link import BUFFERS, Link, Room, link_of
 from maskc.runtime.localize import localized
 from maskc.runtime.merge import Partial
 from maskc.runtime.overlap import Executor, Overlapped
@@ -48,8 +48,13 @@ def direct(peer: Peer, plan: AttentionPlan, executor: str, k: Tensor, v: Tensor)
     link = link_of(peer, k.device)
     if isinstance(link, str):
         return link
-    link.reserve(peer, room_of(plan.keys, most_rows(plan), key_shape(k, v)))
-    return Direct(link, next(known for known in get_args(Executor) if known == executor))
+    link.reserve(peer, _room(plan, key_shape(k, v)))
+    return Direct(link, cast(Executor, executor))
+
+
+@derived
+def _room(plan: AttentionPlan, shape: KeyShape) -> Room:
+    return room_of(plan.keys, most_rows(plan), shape)
 
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Partial:
