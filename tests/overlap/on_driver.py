@@ -55,7 +55,7 @@ from tests.overlap.driver_log import Enqueued, Reader, Row
 from tests.overlap.stand_in import CAPTURING, GPU, install, on_gpu, vectors_on_gpu
 
 DIM = 64
-ROUNDS = ("", "", "", "strides", "", "stream", "stream")
+ROUNDS = ("", "", "", "strides", "", "stream", "stream", "")
 """How each call comes again: the first time kernels are loaded, later ones may find things ready. With other strides, or another
 current stream."""
 ANOTHER = 9
@@ -238,12 +238,12 @@ class Rank:
 
     # ---- what was enqueued
 
-    def enqueued(self, log: Sequence[str], kind: str) -> Enqueued:
+    def enqueued(self, log: Sequence[str], kind: str, stream: int) -> Enqueued:
         known = {"k": self.k.data_ptr(), "v": self.v.data_ptr()}
         key = kind, self.v.stride()
         if key not in self._places:
             self._places[key] = dict(self._words(kind)), dict(self._rows(kind))
-        reader = Reader(*self._places[key], known, stand_in.current[-1].cuda_stream, self._shared(kind))
+        reader = Reader(*self._places[key], known, stream, self._shared(kind))
         found = reader.read(log)
         assert kind != "s" or reader.widest <= stand_in.PROCESSORS - COPY_CTAS, "copies need multiprocessors"
         return found
@@ -313,12 +313,11 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
             later.enter_context(mock.patch.object(module, "GateTables", gates.noted(module.GateTables)))
         for again, other in enumerate(ROUNDS):
             running.renew(heads_first=other == "strides")
-            if other == "stream":
-                later.enter_context(stand_in.Inside(stand_in.Stream(handle=ANOTHER)))
+            on = stand_in.Stream(handle=ANOTHER) if other == "stream" else stand_in.current[0]
             for kind in case.calls:
                 last = dict(running.epochs._last)
                 gates.made.clear()
-                with comm.count_traffic() as ledger:
+                with comm.count_traffic() as ledger, stand_in.Inside(on):
                     lines = _log(partial(running.call, kind))
                 assert sent.setdefault(kind, ledger.sent) == ledger.sent, f"{kind} sent other bytes in round {again}"
                 if again == 0:
@@ -327,15 +326,15 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
                     continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
                 turn = Turn(running.epochs.epoch, before)
-                assert (running.made.epoch, running.made.queues.handle("compute")) == (
-                    turn.epoch,
-                    stand_in.current[-1].cuda_stream,
-                )
-                both = running.enqueued(lines, kind), running.wanted(kind, turn)
+                assert running.made.epoch == turn.epoch
+                assert running.made.queues.handle("compute") == on.cuda_stream
+                both = running.enqueued(lines, kind, on.cuda_stream), running.wanted(kind, turn)
                 if running._shared(kind):  # what is summed for the next piece may be enqueued before words of this one
                     both = sorted(both[0], key=itemgetter(0)), sorted(both[1], key=itemgetter(0))
                 found.append({"call": f"{kind}, round {again}", "enqueued": both[0], "wanted": both[1]})
             running.epochs.begin(owners[: again % 3])
+        if "b" in case.calls:
+            found.append({"call": "b, again", "enqueued": made_anew(running, gates), "wanted": []})
         for kind in case.calls:
             gave_up(running, kind)
             reached = [line for line in _log(partial(captured, running, kind)) if not line.startswith(("record", "follow"))]
@@ -378,6 +377,28 @@ def _log(call: Callable[[], object]) -> list[str]:
     log.write_text("")
     call()
     return log.read_text().splitlines()
+
+
+def made_anew(running: Rank, gates: Gates) -> list[str]:
+    """Calls whose kernels read copies, or more than those of others, are made in full each time; those of others are not."""
+    out, lse, dout = running.out, running.lse, running.dout
+    if not lse.numel():
+        return []
+    others = {
+        "the same": {},
+        "a gradient of lse": {"dlse": on_gpu(torch.zeros(lse.shape))},
+        "one number as gradient": {"dout": dout[:1, :1, :1, :1].expand(dout.shape)},
+        "an output in fp32": {"out": on_gpu(torch.zeros(out.shape))},
+        "lse by rows": {"lse": on_gpu(torch.zeros(lse.transpose(1, 2).shape).transpose(1, 2))},
+    }
+    wrong = []
+    for name, other in others.items():
+        call: dict[str, Any] = {"out": out, "lse": lse, "dout": dout, "scale": 0.1, **other}
+        for _ in range(2):
+            gates.made.clear()
+            running.made.backward(running.local, running.q, running.k, running.v, **call)
+        wrong += [name] if bool(gates.made) == (name == "the same") else []
+    return wrong
 
 
 def gave_up(running: Rank, kind: str) -> None:
