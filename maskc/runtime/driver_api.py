@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,7 +33,7 @@ class Kernel:
 
     name: str
     handle: Any = field(repr=False)  # CUkernel
-    function: Any = field(repr=False)  # the same handle, typed as the launch calls want it
+    address: int = field(repr=False)  # the same handle, as the launch takes it
     _shared: dict[int, int] = field(repr=False)  # device -> dynamic shared memory allowed so far
 
     def allow_shared(self, device: int, size: int) -> None:
@@ -61,7 +61,7 @@ def load_kernel(image: bytes, name: str) -> Kernel:
             _initialise()
             _libraries[image] = _call(_driver().cuLibraryLoadData, image, [], [], 0, [], [], 0)
         handle = _call(_driver().cuLibraryGetKernel, _libraries[image], name.encode())
-        return _kernels.setdefault((image, name), Kernel(name, handle, _driver().CUfunction(int(handle)), {}))
+        return _kernels.setdefault((image, name), Kernel(name, handle, int(handle), {}))
 
 
 # ---------------------------------------------------------------- launching
@@ -110,6 +110,8 @@ class _Rooms(threading.local):
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], Room] = {}
         self.encoded = Room(1, TENSOR_MAP_BYTES)
+        self.context = ctypes.c_void_p()
+        self.at_context = ctypes.addressof(self.context)
 
 
 _rooms = _Rooms()
@@ -150,13 +152,29 @@ def launch(
         launch_configured(kernel, configured, arguments.placed())
 
 
-def launch_configured(kernel: Kernel, configured: Any, pointers: int) -> None:
+class Configured(NamedTuple):
+    """How a kernel is launched: where the driver finds it, and what keeps it there."""
+
+    address: int
+    made: Any
+
+
+def launch_configured(kernel: Kernel, configured: Configured, pointers: int) -> None:
     """`launch` with what `configuration` made, in the current context, with the arguments at these `pointers`."""
-    _call(_driver().cuLaunchKernelEx, configured, kernel.function, pointers, 0)
+    if status := _launch()(configured.address, kernel.address, pointers, None):
+        raise _failure("cuLaunchKernelEx", _name_of(status))
+
+
+@cache
+def _launch() -> Callable[[int, int, int, None], int]:
+    """Not by cuda-python, whose objects take the host twice as long as the rest."""
+    call = libcuda().cuLaunchKernelEx
+    call.argtypes = (ctypes.c_void_p,) * 4
+    return call
 
 
 @lru_cache(maxsize=256)
-def configuration(grid: Dim3, threads: int, shared: int, stream: int, cluster: Dim3 | None, overlap_previous: bool) -> Any:
+def configuration(grid: Dim3, threads: int, shared: int, stream: int, cluster: Dim3 | None, overlap_previous: bool) -> Configured:
     """How a kernel is launched, which the driver only reads: any thread may use it again."""
     config = _driver().CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -166,7 +184,7 @@ def configuration(grid: Dim3, threads: int, shared: int, stream: int, cluster: D
     attributes = _attributes(cluster, overlap_previous)
     config.attrs = list(attributes)
     config.numAttrs = len(attributes)
-    return config
+    return Configured(config.getPtr(), config)
 
 
 @cache
@@ -197,8 +215,13 @@ def failed(name: str, status: int) -> MaskcError:
 
 
 def _named(status: int) -> str:
+    name, number = _name_of(status), f"CUDA error {status}"
+    return name if name == number else f"{number} ({name})"
+
+
+def _name_of(status: int) -> str:
     try:
-        return f"CUDA error {status} ({_driver().CUresult(status).name})"
+        return str(_driver().CUresult(status).name)
     except ValueError:  # of a newer driver
         return f"CUDA error {status}"
 
@@ -298,10 +321,19 @@ def driver_version() -> tuple[int, int] | None:
 def _enter(device: int) -> bool:
     """Make the primary context of `device`, which torch uses, current in this thread; whether one is to be popped for it."""
     wanted, number = _primary_context(device)
-    if int(_call(_driver().cuCtxGetCurrent)) == number:
+    if status := _current_context()(_rooms.at_context):
+        raise _failure("cuCtxGetCurrent", _name_of(status))
+    if _rooms.context.value == number:
         return False
     _call(_driver().cuCtxPushCurrent, wanted)
     return True
+
+
+@cache
+def _current_context() -> Callable[[int], int]:
+    call = ctypes.PyDLL("libcuda.so.1").cuCtxGetCurrent  # too short to let other threads have Python's lock
+    call.argtypes = (ctypes.c_void_p,)
+    return call
 
 
 class context_of:
@@ -372,12 +404,17 @@ def _call(function: Any, *args: object) -> Any:
         raise _no_driver(str(e)) from e
     if status == 0:
         return result[0] if result else None
-    if status.name in _NO_DEVICE:
-        raise _no_driver(status.name)
-    if status.name in _WRONG_IMAGE:
-        why = f"this GPU or driver cannot run the kernel: {status.name}"
-        raise error("M606", why, None, "kernels are built for sm_90a (H100, H200); `maskc doctor` shows the versions in use")
-    raise error("M605", f"{function.__name__} failed: {status.name}", None, _EARLIER)
+    raise _failure(function.__name__, status.name)
+
+
+def _failure(call: str, status: str) -> MaskcError:
+    """What a status says, by name."""
+    if status in _NO_DEVICE:
+        return _no_driver(status)
+    if status in _WRONG_IMAGE:
+        why = f"this GPU or driver cannot run the kernel: {status}"
+        return error("M606", why, None, "kernels are built for sm_90a (H100, H200); `maskc doctor` shows the versions in use")
+    return error("M605", f"{call} failed: {status}", None, _EARLIER)
 
 
 _EARLIER = "the error may come from a kernel launched before; CUDA_LAUNCH_BLOCKING=1 shows which"

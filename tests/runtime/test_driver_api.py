@@ -281,3 +281,32 @@ def test_without_a_driver_one_error_says_what_to_install() -> None:
         driver_api.load_kernel(b"\x7fELF", "k")
     assert caught.value.code == "M604"
     assert 'pip install "maskc[cuda]"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        (1, "M605", "cuX failed: CUDA_ERROR_INVALID_VALUE"),
+        (209, "M606", "cannot run the kernel: CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        (100, "M604", "CUDA_ERROR_NO_DEVICE"),
+        (99_999, "M605", "cuX failed: CUDA error 99999"),
+    ],
+)
+def test_what_a_status_says(status: int, code: str, says: str) -> None:
+    found = driver_api._failure("cuX", driver_api._name_of(status))
+    assert (found.code, says in str(found)) == (code, True)
+
+
+def test_a_context_that_is_current_already_is_left_alone(stub_library: Path, tmp_path: Path) -> None:
+    program = """
+import threading
+def inside():
+    with d.context_of(1):
+        with d.context_of(1):
+            print("inside")
+d._primary_context(1)
+d._current_context = lambda: lambda at: ctypes.c_void_p.from_address(at).__setattr__("value", 101) or 0
+inside()
+thread = threading.Thread(target=inside); thread.start(); thread.join()
+"""
+    assert calls(stub_library, tmp_path, program)[1:] == ["inside"] * 2
