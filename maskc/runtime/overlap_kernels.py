@@ -211,9 +211,10 @@ class KeyBuffer:
         """
         keys, values = self._buffer()
         if q.shape[1] == 0 or self.plan.rows == 0:
-            self._report()
             rows, acc = self._results[0].rows, accumulator(q.dtype)
             dk, dv = (t.new_zeros((1, t.shape[0], t.shape[2], rows, t.shape[3]), dtype=acc) for t in (keys, values))
+            self.queues.follow("send", "compute")  # nothing leaves before it is zero
+            self._report()
             octets = gated and q.device.type == "cuda"  # what others give and push is
             return Gradients(torch.zeros_like(q), dk, dv, octets)
         if q.device.type == "cpu":

@@ -84,7 +84,7 @@ class Reader:
 
     def _add(self, stream: str, what: str) -> None:
         """Several kernels of one attention, several copies of own keys, are one thing."""
-        if (stream, what) not in self.out[-1:] or what not in ("attend", "settle", "torch sums"):
+        if (stream, what) not in self.out[-1:] or what not in ("attend", "settle", "torch sums", "torch zeros"):
             self.out.append((stream, what))
 
     def _say(self, stream: str, verb: str, address: str, value: str) -> None:

@@ -98,8 +98,11 @@ CASES = [
     Case(4, "zigzag", (2, 2), "fbk", "at once", groups=(2, 2)),
     Case(3, "contiguous", (4, 4), "sfbb", "by pieces", False, 64, (4, 2)),
     Case(3, "contiguous", (2, 2), "fb", rows=128),
+    Case(2, "contiguous", (2, 2), "fbd", "by pieces", False, rows=1),
+    Case(2, "contiguous", (2, 2), "fb", "at once", False, rows=1),
 ]
 RANKS = (0, 1)
+"""Of a single row, the second rank has none."""
 BACK, FIRST, KEPT = "bkde", "cde", "ke"
 
 
@@ -172,7 +175,7 @@ class Rank:
         return self._named(backward_steps(cut.plan, turn, cut.groups, gifts, *how), kind, leaves)
 
     def _gives(self, kind: str) -> bool:
-        return self.case.way == "given" and kind not in FIRST and not self._shared(kind)
+        return self.case.way == "given" and kind not in FIRST and not self._shared(kind) and self.sizes[0][0] > 0
 
     def _shared(self, kind: str) -> bool:
         """Whether gradients are sums over several CTAs, which a stream of their own makes."""
@@ -214,19 +217,19 @@ class Rank:
                     out += [(stream, "sum"), (stream, "spoil")]
                 case _:
                     raise AssertionError(op)
-        out += [] if kind in BACK else [("compute", "spoil")]
-        nothing = ("attend", "settle") if kind in BACK else ("attend", "settle", "spoil")
-        return [step for step in out if self.sizes[0][0] or step[1] not in nothing]
+        return [*out, ("compute", "spoil")] if kind not in BACK and self.sizes[0][0] else out
 
     def _around(self, op: Attend, kind: str) -> Enqueued:
-        """The kernel; one that waits for nothing starts when all keys are there, and says nothing of its gradients."""
-        if kind not in FIRST:
-            return [("compute", "attend")]
-        gave = [Word("gave", self.rank, source) for source in self.plans[self.rank].sources]
+        """The kernel; one that waits for nothing starts when all keys are there, and says nothing of its gradients. Without rows
+        there is none, and gradients are zero."""
+        gave = [Word("gave", self.rank, source) for source in self.plans[self.rank].sources if kind not in KEPT]
+        before: Enqueued = [("compute", f"wait {_text(word)} {op.epoch}") for word in gave]
         reports = [Word("finished", self.rank, piece) for piece in self.made.backward_cut.pieces]
-        before: Enqueued = [("compute", f"wait {_text(word)} {op.epoch}") for word in gave if kind not in KEPT]
         after: Enqueued = [("send", f"write {_text(word)} {op.epoch}") for word in reports]
-        return [*before, ("compute", "attend"), ("send", "follow compute"), *after]
+        kernel: Enqueued = [("compute", "attend")]
+        if not self.sizes[0][0]:
+            kernel = [("compute", "torch zeros"), ("send", "follow compute"), *after] if kind in BACK else []
+        return [*before, *kernel, ("send", "follow compute"), *after] if kind in FIRST else kernel
 
     def _settles(self, kind: str) -> bool:
         """Whether the kernel reads own keys in the buffer."""
@@ -321,7 +324,7 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
                     lines = _log(partial(running.call, kind))
                 assert sent.setdefault(kind, ledger.sent) == ledger.sent, f"{kind} sent other bytes in round {again}"
                 if again == 0:
-                    late = [*made_late(lines), *gates.wrong(running, kind)]
+                    late = [*made_late(lines), *gates.wrong(running, kind)] if running.sizes[0][0] else []
                     found.append({"call": f"{kind}, first", "enqueued": late, "wanted": []})
                     continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
@@ -382,7 +385,7 @@ def _log(call: Callable[[], object]) -> list[str]:
 def made_anew(running: Rank, gates: Gates) -> list[str]:
     """Calls whose kernels read copies, or more than those of others, are made in full each time; those of others are not."""
     out, lse, dout = running.out, running.lse, running.dout
-    if not lse.numel():
+    if lse.shape[2] < 2:  # else lse by rows is dense
         return []
     others = {
         "the same": {},

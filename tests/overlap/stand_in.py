@@ -53,6 +53,8 @@ class StandIn(TorchFunctionMode):
         if "device" in named:
             named["device"] = torch.device("cpu")
         named.pop("pin_memory", None)
+        if function is torch.Tensor.new_zeros and isinstance(args[0], OnGpu):
+            note(f"torch zeros stream {current[-1].cuda_stream}")
         if function is torch.Tensor.sum and isinstance(args[0], OnGpu):
             note(f"torch sums stream {current[-1].cuda_stream}")
         if function is torch.Tensor.to and there and not isinstance(args[0], OnGpu):
