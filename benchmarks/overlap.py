@@ -47,7 +47,7 @@ from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, LINK_RATE, MASKS, Cell, Problem, cells, everything_gathered, problem
 from benchmarks.overlap_rank import Rank
 from benchmarks.overlap_record import Record, claim, merged
-from benchmarks.overlap_times import Runs, Stopwatch, Times, figures, interval, median_of
+from benchmarks.overlap_times import Runs, Stopwatch, Times, figures, interval, middle_of
 from maskc.codegen.exchange import exchange_source
 from maskc.codegen.render import CudaSource
 from maskc.codegen.spec import OutDtype
@@ -151,8 +151,8 @@ def _rows(
     row_bytes = DEFAULT_MACHINE.bytes_per_row(cell.heads_kv, HEAD_DIM)
     pulled = sum(s.rows for s in made.order.pulls) * row_bytes
     lent = sum(made.p.keys.size_of(c) for _, chunks in made.order.lends for c in chunks) * row_bytes
-    gate, gate_low, gate_high = (x - 1 for x in median_of(ratios["gate"]))
-    first = median_of(ratios["first"])[0] if "first" in ratios else medians["gated"] / medians["copy-then-attend"]
+    gate, gate_low, gate_high = (x - 1 for x in middle_of(ratios["gate"]))
+    first = middle_of(ratios["first"])[0] if "first" in ratios else medians["gated"] / medians["copy-then-attend"]
     ends = [medians[n] for n in (("attention", "keys", "sends", "sum") if direction == "backward" else ("attention", "copies"))]
     soonest = soonest_end(pairing.ours.needs(direction), hopper.multiprocessors(pairing.ours.device), *ends)
     possible = best(medians["attention"], medians["copies"], max(soonest, medians["copies"]))

@@ -3,7 +3,7 @@
 "what two losses allow": a dual-chunk assignment loses its peak over average load, and a plain gather what it exposes; the
 step without both is the mean attention of the ranks, so their product is its whole step over that.
 
-Speed-ups, shares and E are medians of the rounds' own where the rows have them (`benchmarks.overlap_pairs`), with an
+Speed-ups, shares and E are middles of the rounds' own where the rows have them (`benchmarks.overlap_pairs`), with an
 interval; where this holds the bar, the value is level with it.
 """
 

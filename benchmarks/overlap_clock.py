@@ -137,10 +137,10 @@ class Clock:
         for made in self._rounds:
             of = slice(at, at := at + len(made))
             found.append(Round(dict(zip((key for key, _ in made), figures[of], strict=True)), bool(late[:, of].any())))
+        for key in {key for key, taken in calls if taken.late and key in self._shortest}:  # else it was not known what it takes
+            self._more[key] = 2 * self._more.get(key, 1.0)
         for key, taken in calls:
             self._shortest[key] = min(taken.ms, self._shortest.get(key, taken.ms))
-        for key in {key for key, taken in calls if taken.late}:
-            self._more[key] = 2 * self._more.get(key, 1.0)
         self._rounds, self._before = [], None
         return found
 

@@ -14,7 +14,7 @@ Per cell (mask, rows a GPU, heads, batch) and way, forward and backward:
     torch context parallel   torch's context-parallel FlexAttention with its head-tail balancer (--torch: it compiles for long)
 
 Times are those of `benchmarks.overlap_clock`: of the slowest rank, medians over rounds in which what is compared (gated, dual
-chunk, the attention of both alone) follows each other equally often; `faster_`, `share_` and `beyond_` are medians of what each
+chunk, the attention of both alone) follows each other equally often; `faster_`, `share_` and `beyond_` are middles of what each
 round says, with their intervals (`benchmarks.overlap_pairs`). E = 1 - (gated - attention) / communication, never clamped,
 attention being the gated kernel with every chunk there and gradients in its own memory, communication the copies alone on all
 ranks at once (backward: keys in, gradients out, their sum). e_possible is what no order of work could beat

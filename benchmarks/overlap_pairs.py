@@ -1,8 +1,8 @@
-"""What bars between GPUs look at: figures of each round in which ways ran behind each other, their median, and how firm it is.
+"""What bars between GPUs look at: figures of each round in which ways ran behind each other, their middle, and how firm it is.
 
-Two times of one round share what drifts, the heat of the GPUs above all, so their ratio is much firmer than that of two
-medians. Where the interval of a ratio holds the bar, rounds do not tell on which side of it the way is: more of them are
-made, and in the end it is called level, be its median above or below.
+A long call takes 1 to 2 % more or less from one time to the next, at the limit of power, so a ratio of eight rounds is known
+to a percent or so. Where its interval holds the bar, rounds do not tell on which side of it the way is: more of them are
+made, and in the end it is called level, be its middle above or below.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.overlap_bars import AT_LEAST, DIRECTIONS, LARGE, NEAR
 from benchmarks.overlap_clock import Round
-from benchmarks.overlap_times import median_of
+from benchmarks.overlap_times import middle_of
 
 FIRM = 0.005
 """Width of an interval from which on more rounds are not worth their time."""
@@ -41,7 +41,7 @@ def of_rounds(rounds: Sequence[Round]) -> dict[str, Interval]:
                 dual, mean = sum(p["dual-chunk gather"].slowest for p in of), sum(p["dual-chunk attention"].mean for p in of)
                 found.setdefault(f"faster_{d}", []).append(dual / gated)
                 found.setdefault(f"share_{d}", []).append(mean / gated)
-    return {name: Interval(*median_of(values)) for name, values in found.items()}
+    return {name: Interval(*middle_of(values)) for name, values in found.items()}
 
 
 def undecided(figures: Mapping[str, Interval]) -> bool:

@@ -7,8 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate, product
-from math import comb
+from itertools import combinations_with_replacement, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,19 +158,23 @@ def interval(times: Times, name: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def median_of(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and two of the values that hold that of their distribution, whatever it is, 95 % of the time.
+def middle_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median of the means of all pairs (Hodges and Lehmann 1963), and the two of these means that it lies between.
 
-    As many values lie below it as heads fall in so many tosses. Of five values or fewer, the least and the greatest.
+    The middle of the values' distribution does so, 95 % of the time, if that is symmetric (Wilcoxon's signed ranks); of five
+    values or fewer the two are the least and the greatest. As little moved by what happens once as the median, and as firm as
+    that of one and a half times as many values.
     """
-    ordered, count = sorted(values), len(values)
-    beyond = accumulate(comb(count, heads) for heads in range(count))
-    cut = max(0, sum(2 * ways <= 0.05 * 2**count for ways in beyond) - 1)
-    return statistics.median(ordered), ordered[cut], ordered[-1 - cut]
+    means = sorted((a + b) / 2 for a, b in combinations_with_replacement(values, 2))
+    signs = np.ones(1)  # by the sum of the ranks of what lies above the middle: how many of all choices of signs
+    for rank in range(1, len(values) + 1):
+        signs = np.pad(signs, (0, rank)) + np.pad(signs, (rank, 0))
+    cut = max(0, int((2 * signs.cumsum() <= 0.05 * signs.sum()).sum()) - 1)
+    return statistics.median(means), means[cut], means[-1 - cut]
 
 
 def _open(ratios: Sequence[float], bar: float) -> bool:
-    _, low, high = median_of(ratios)
+    _, low, high = middle_of(ratios)
     return low <= bar <= high
 
 

@@ -186,6 +186,7 @@ def test_a_gpu_waits_for_what_a_host_takes_less_what_it_does_meanwhile(machine: 
     assert waits(("b", 2.0, 8.0), ("a", 1.0, 3.0)) == pytest.approx([SPARE + MARGIN * 2.0], abs=1e-5), "b takes 8"
     waits(*(("c", host, 20.0) for host in (1.0, 5.0, 3.0)))
     assert waits(("c", 3.0, 20.0))[0] == pytest.approx(SPARE + MARGIN * 3.0, abs=1e-5), "usually"
+    assert waits(("d", 30.0, 3.0))[:2] == pytest.approx([FIRST_WAIT, SPARE + MARGIN * 30.0], abs=1e-5), "it was not known"
     late, *again = waits(("a", 40.0, 3.0))
     assert late == pytest.approx(needed, abs=1e-5)
     assert again[:2] == pytest.approx([2 * needed, 4 * needed], abs=1e-5)

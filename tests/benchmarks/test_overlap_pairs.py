@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.overlap_clock import Figure, Round
 from benchmarks.overlap_pairs import FIRM, Interval, of_rounds, undecided
-from benchmarks.overlap_times import median_of
+from benchmarks.overlap_times import middle_of
 
 
 def a_round(gated: float, dual: float | None = None, drift: float = 1.0) -> Round:
@@ -27,7 +27,7 @@ def test_what_drifts_cancels_out() -> None:
     for d in ("forward", "backward", "step"):
         assert found[f"faster_{d}"] == pytest.approx((1.5, 1.5, 1.5))
         assert found[f"share_{d}"] == pytest.approx((0.9 / 1.1,) * 3)
-    assert found["beyond_step_ms"] == pytest.approx((0.3 * 1.1, 0.3 * 0.9, 0.3 * 1.4))
+    assert found["beyond_step_ms"] == pytest.approx((0.3 * (1.1 + 1.15) / 2, 0.3 * 0.9, 0.3 * 1.4)), "of the means of pairs"
 
 
 def test_without_dual_chunk_there_is_only_what_attention_leaves() -> None:
@@ -59,16 +59,18 @@ def test_rounds_go_on_where_a_bar_lies_in_an_interval_that_is_wide(
     assert undecided(figures(faster, share)) == more
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
-def test_the_interval_of_a_median_is_the_narrowest_that_holds_it_often_enough(values: list[float]) -> None:
-    middle, low, high = median_of(values)
-    count, ordered = len(values), sorted(values)
-    assert low <= middle <= high
+@pytest.mark.parametrize("count", range(1, 11))
+def test_the_middle_lies_in_the_interval_as_often_as_it_says(count: int) -> None:
+    """Of values whose distances from it are 1, 2, 4, ..., all choices of signs are equally likely."""
+    found = [middle_of([sign * 2**i for i, sign in enumerate(signs)]) for signs in product((-1.0, 1.0), repeat=count)]
+    inside = sum(low <= 0 <= high for _, low, high in found) / len(found)
+    assert inside >= (0.95 if count > 5 else 1 - 2 / 2**count)
+    assert inside <= 0.98 or count <= 6, "no wider than it must be"
 
-    def missed(cut: int) -> float:
-        """How often the median of the distribution lies outside, exactly."""
-        return 2 * sum(comb(count, k) for k in range(cut + 1)) / 2**count
 
-    widest = [cut for cut in range((count + 1) // 2) if missed(cut) <= 0.05]
-    cut = max(widest, default=0)
-    assert (low, high) == (ordered[cut], ordered[count - 1 - cut])
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(-10, 10))
+def test_the_middle_moves_with_its_values_and_not_with_one_of_them(values: list[float], by: float) -> None:
+    middle, low, high = middle_of(values)
+    assert min(values) <= low <= middle <= high <= max(values)
+    assert middle_of([x + by for x in values]) == pytest.approx((middle + by, low + by, high + by), abs=1e-6)
+    assert middle_of([*[3.0] * 9, 1e9])[0] == 3.0
