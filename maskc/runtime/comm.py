@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -78,7 +79,11 @@ class Peer:
             outside = group is dist.GroupMember.NON_GROUP_MEMBER
             text = "this rank is not in the group" if outside else f"group is {type(group).__name__}, not a process group"
             raise error("M701", text)
-        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+        known = dist.group.WORLD if group is None else group
+        place = _places.get(known)
+        if place is None:
+            place = _places[known] = dist.get_rank(group), dist.get_world_size(group)
+        return cls(group, *place)
 
     def speaks(self, device: torch.device) -> bool:
         """The group can send tensors of such a device."""
@@ -93,6 +98,10 @@ class Peer:
         if isinstance(near, torch.device) and self.speaks(near):
             return near
         return torch.device(_device_types(self.group)[0])
+
+
+_places: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+"""Of this process in its groups: rank and number of ranks, which torch looks up in many steps."""
 
 
 def _device_types(group: Any) -> tuple[str, ...]:
