@@ -38,7 +38,7 @@ most."""
 PATIENCE = 6
 """How often a round is made whose host is late; then it is taken as it is, where none was in time."""
 SHORT = 0.5
-"""Seconds of a round after which another one makes GPUs warm."""
+"""Seconds. A round that does not count is made twice where it is over sooner: what is done for the first time takes long."""
 FEWEST, MOST, SECONDS = 8, 12, 6.5
 """Rounds of what is compared, in whole squares; the fewest whatever they take, where the time of all cells is not over."""
 MOST_OPEN, SECONDS_OPEN = 24, 20.0
@@ -184,7 +184,7 @@ def squares(
     square, found = [[names[x] for x in order] for order in orders(len(names))], list[Round]()
     started = time.monotonic()
     turns(clock, run, [names])
-    if clock.latest(time.monotonic() - started) < SHORT:  # what is done for the first time took long
+    if clock.latest(time.monotonic() - started) < SHORT:
         turns(clock, run, [names])
     used, longest = clock.latest(time.monotonic() - started), 0.0
     more = True
@@ -200,8 +200,8 @@ def squares(
     return found
 
 
-def middle(figures: Sequence[Figure]) -> tuple[Figure, tuple[float, float]]:
-    """Medians, and the quartiles of the slowest rank."""
+def medians(figures: Sequence[Figure]) -> tuple[Figure, tuple[float, float]]:
+    """Of rounds, and the quartiles of the slowest rank."""
     slowest, mean = np.array(figures).T
     low, high = np.quantile(slowest, (0.25, 0.75))
     return Figure(float(np.median(slowest)), float(np.median(mean))), (float(low), float(high))

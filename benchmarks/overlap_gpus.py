@@ -53,7 +53,7 @@ from benchmarks.masks import mask_case
 from benchmarks.overlap_bars import CHUNKED, DIRECTIONS, as_rows, bars
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
-from benchmarks.overlap_clock import OTHERS, Clock, Figure, Key, Round, middle, squares, turns
+from benchmarks.overlap_clock import OTHERS, Clock, Figure, Key, Round, medians, squares, turns
 from benchmarks.overlap_pairs import Interval, of_rounds, undecided
 from benchmarks.overlap_ways import (
     ON_GPUS,
@@ -152,7 +152,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
     rounds = timed(clock, runs, results, seconds)
     times, spread = {}, {}
     for name, d in product(runs, DIRECTIONS):
-        times[name, d], spread[name, d] = middle([r.calls[name, d] for r in rounds[name]])
+        times[name, d], spread[name, d] = medians([r.calls[name, d] for r in rounds[name]])
     figures = of_rounds(rounds["gated"]) if "gated" in runs else {}
     traffic = {
         **dict.fromkeys(("gated", KEPT, "copy-then-attend", "all-gather", "staged"), (balanced, "all-gather")),

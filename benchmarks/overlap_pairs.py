@@ -34,11 +34,12 @@ def of_rounds(rounds: Sequence[Round]) -> dict[str, Interval]:
     for made in rounds:
         parts = {d: {way: made.calls[way, d] for way, of in made.calls if of == d} for d in DIRECTIONS}
         for d in (*DIRECTIONS, "step"):
-            of = [parts[d]] if d in parts else list(parts.values())
-            gated = sum(p["gated"].slowest for p in of)
-            found.setdefault(f"beyond_{d}_ms", []).append(gated - sum(p["attention"].slowest for p in of))
-            if "dual-chunk gather" in of[0]:
-                dual, mean = sum(p["dual-chunk gather"].slowest for p in of), sum(p["dual-chunk attention"].mean for p in of)
+            some = [parts[d]] if d in parts else list(parts.values())
+            gated, alone = (sum(p[way].slowest for p in some) for way in ("gated", "attention"))
+            found.setdefault(f"beyond_{d}_ms", []).append(gated - alone)
+            if "dual-chunk gather" in some[0]:
+                dual = sum(p["dual-chunk gather"].slowest for p in some)
+                mean = sum(p["dual-chunk attention"].mean for p in some)
                 found.setdefault(f"faster_{d}", []).append(dual / gated)
                 found.setdefault(f"share_{d}", []).append(mean / gated)
     return {name: Interval(*middle_of(values)) for name, values in found.items()}

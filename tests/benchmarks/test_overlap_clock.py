@@ -31,7 +31,7 @@ from benchmarks.overlap_clock import (
     Figure,
     Round,
     goes_on,
-    middle,
+    medians,
     orders,
     squares,
     turns,
@@ -120,7 +120,7 @@ def step(machine: Machine, clock: Clock, costs: Costs) -> Callable[[str], None]:
 
 
 def sides(found: list[Round]) -> dict[str, float]:
-    return {name: middle([made.calls[name, "forward"] for made in found])[0].slowest for name in {n for n, _ in found[0].calls}}
+    return {name: medians([made.calls[name, "forward"] for made in found])[0].slowest for name in {n for n, _ in found[0].calls}}
 
 
 def test_of_short_calls_the_gpu_s_time_is_told_though_hosts_take_longer(machine: Machine) -> None:
@@ -245,7 +245,7 @@ def test_times_are_those_of_the_slowest_rank(machine: Machine) -> None:
 
 
 def test_medians_and_quartiles_of_rounds() -> None:
-    found, quartiles = middle([Figure(4, 1), Figure(1, 2), Figure(2, 3), Figure(3, 8), Figure(5, 9)])
+    found, quartiles = medians([Figure(4, 1), Figure(1, 2), Figure(2, 3), Figure(3, 8), Figure(5, 9)])
     assert found == (3, 3)
     assert quartiles == (2, 4)
 
