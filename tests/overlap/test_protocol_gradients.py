@@ -165,6 +165,29 @@ def test_a_late_flag_of_what_nobody_saw_is_not_one_of_the_next_call(one_queue: b
     assert found_out([switching(flags_apart=False)], "goes back")
 
 
+RING, CAUSAL = CASES["three ranks, a ring of needs"], CASES["causal: three ranks"]
+TWO_MASKS = {
+    "all, some": (ALL, SOME, ["fff"] * 3),
+    "a ring, some": (RING, SOME, ["fff"] * 3),
+    "causal, a ring": (CAUSAL, RING, ["ggg"] * 3),
+    "some, a ring": (SOME, RING, ["gag"] * 3),
+    "causal, some": (CAUSAL, SOME, ["fag"] * 3),
+    "a ring, causal": (RING, CAUSAL, ["bgb"] * 3),
+    "causal, some, each its way": (CAUSAL, SOME, ["gag", "aga", "bga"]),
+    "a ring, some, each its way": (RING, SOME, ["gab", "aag", "bgg"]),
+}
+"""Of three ranks: two plans in turn, each with a key buffer of its own, and what each rank calls."""
+FEW_STATES = "all, some", "a ring, some", "causal, a ring", "some, a ring", "causal, some"
+
+
+@pytest.mark.parametrize(("name", "one_queue"), [*product(TWO_MASKS, (True,)), *product(FEW_STATES, (False,))])
+def test_two_masks_in_turn_of_three_ranks(name: str, one_queue: bool) -> None:
+    """Whatever no row sees, no word goes back and nobody waits for ever."""
+    first, second, calls = TWO_MASKS[name]
+    made = [program([first, second, first], rank, calls[rank], (1, 1, 1)) for rank in range(3)]
+    assert Explorer(made, one_queue, buffers="010", rework=unseen).explore() > 10
+
+
 @pytest.mark.parametrize("calls", ["ff", "bb", "aa"])
 def test_own_keys_may_then_change_when_all_are_given(calls: str) -> None:
     """That all gradients came says less: those of keys that nobody sees are zeros before these come."""
