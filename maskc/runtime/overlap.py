@@ -31,9 +31,19 @@ from maskc.runtime.overlap_again import Again, refuse_capture
 from maskc.runtime.overlap_finish import STOPPED
 from maskc.runtime.overlap_grads import Gradients, departing
 from maskc.runtime.overlap_kernels import KeyBuffer, backward_block, forward_block
-from maskc.runtime.overlap_places import InPlace, Whole
+from maskc.runtime.overlap_places import InPlace, Whole, laid
 from maskc.runtime.overlap_plan import Cut, Slot
-from maskc.runtime.overlap_replay import BACKWARD, FORWARD, SPOIL, SUM, Now, Tape, gradient_sum, place_of
+from maskc.runtime.overlap_replay import (
+    BACKWARD,
+    FORWARD,
+    SPOIL,
+    SUM,
+    Tape,
+    gradient_sum,
+    laid_again,
+    place_of,
+    summed_again,
+)
 from maskc.runtime.overlap_sum import over_splits
 from maskc.runtime.overlap_words import Lasting
 from maskc.runtime.protocol import (
@@ -58,7 +68,7 @@ from maskc.runtime.protocol import (
     regrouped,
 )
 from maskc.runtime.ready import Ready, keeping
-from maskc.runtime.transport import Pair, Prepared, Queues, head_major, read_word
+from maskc.runtime.transport import Pair, Prepared, Queues, read_word
 
 Executor: TypeAlias = Literal["gated", "copy-then-attend", "sm-copy"]
 COPY_CTAS = 8
@@ -278,7 +288,7 @@ class Overlapped(Again):
             case Settle():
                 self.settle(call.k, call.v, call.settled)
                 if call.tape is not None and call.settled:
-                    call.tape.add(lambda now: self.settle(*now.pair, call.settled))
+                    call.tape.add(partial(laid_again, (self.keys, self.values), call.settled))
             case Give(reader, piece, _):
                 self.give(call.cut, reader, piece, call.own, call.executor == "sm-copy")
                 if call.tape is not None:
@@ -362,7 +372,7 @@ class Overlapped(Again):
             pushed = taking.pushed(at.source, at.chunk, heads, rows, (made.dk[0], made.dv[0]))
             tape.copies("send", "parts", ("grad", at.source), pushed)
             return
-        tape.add(partial(self._sum, heads, rows))
+        tape.add(partial(summed_again, self.queues, heads, rows))
         tape.follow("send", "sum")
         tape.copies("send", "sums", ("grad", at.source), taking.pushed(at.source, at.chunk, heads, None, sums))
 
@@ -378,14 +388,6 @@ class Overlapped(Again):
         self.queues.keep("send", (dk, dv))
         self.transport.push(at.source, at.chunk, heads, (dk, dv))
         return dk, dv
-
-    def _sum(self, heads: slice, rows: slice, now: Now) -> None:
-        """What `_push` sums."""
-        assert now.left is not None
-        with self.queues.on("sum"):
-            dk, dv = (over_splits(t[:, :, heads, rows]) for t in now.left.pair)
-        self.queues.keep("send", (dk, dv))
-        now.sums = dk, dv  # the allocator must not be given them back before their copies are enqueued
 
     def add_up(self, made: Gradients, out: Pair, added: exchange.Added | None = None, tape: Tape | None = None) -> None:
         """Enqueue the sum of what everybody has of the gradients of own keys on torch's current stream. tape: notes it, too."""
@@ -416,7 +418,7 @@ class Overlapped(Again):
 
     def settle(self, k: Tensor, v: Tensor, runs: Sequence[exchange.Run] | None = None) -> None:
         """Own keys to their places in the buffer; all that the rank sees, or some."""
-        _laid((k, v), (self.keys, self.values), self._runs if runs is None else runs)
+        laid((k, v), (self.keys, self.values), self._runs if runs is None else runs)
 
     # ---- places and tables
 
@@ -482,16 +484,3 @@ def _in_parts(result: object) -> bool:
 
 def _left_free(executor: Executor) -> int:
     return COPY_CTAS if executor == "sm-copy" else 0
-
-
-def _laid(own: Pair, into: Pair, runs: Sequence[exchange.Run]) -> None:
-    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], with the whole machine."""
-    if not runs:
-        return
-    if own[0].device.type == "cuda" and into[0][0].is_contiguous():
-        ctas = hopper.multiprocessors(own[0].device)
-        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, runs, ctas)
-        return
-    for t, to in zip(own, into, strict=True):
-        for start, rows in runs:
-            to[:, start : start + rows.stop - rows.start].copy_(head_major(t[:, rows]))

@@ -1,12 +1,14 @@
-"""Own keys and their gradients where gated kernels read and complete them: in the rank's own tensors."""
+"""Own keys and their gradients where gated kernels read and complete them: in the rank's own tensors; else in the buffer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-from maskc.runtime.transport import Pair
+from maskc.runtime import exchange, hopper
+from maskc.runtime.transport import Pair, head_major
 
 
 class Whole(NamedTuple):
@@ -36,3 +38,16 @@ class InPlace(NamedTuple):
 
 NOWHERE = 1 << 30
 """First block of own keys where the kernel finds them in the buffer."""
+
+
+def laid(own: Pair, into: Pair, runs: Sequence[exchange.Run]) -> None:
+    """Rows of own keys and values [B, rows, Hk, D] to rows of [Hk, rows, B, D], with the whole machine."""
+    if not runs:
+        return
+    if own[0].device.type == "cuda" and into[0][0].is_contiguous():
+        ctas = hopper.multiprocessors(own[0].device)
+        exchange.fill((hopper.addressable(own[0]), hopper.addressable(own[1])), into, runs, ctas)
+        return
+    for t, to in zip(own, into, strict=True):
+        for start, rows in runs:
+            to[:, start : start + rows.stop - rows.start].copy_(head_major(t[:, rows]))

@@ -17,10 +17,13 @@ from torch import Tensor
 from maskc.boundary import BoundaryVectors
 from maskc.runtime import comm, driver_streams, hopper
 from maskc.runtime.driver_streams import StreamWord, StreamWords
+from maskc.runtime.exchange import Run
 from maskc.runtime.overlap_grads import Gradients
+from maskc.runtime.overlap_places import laid
+from maskc.runtime.overlap_sum import over_splits
 from maskc.runtime.protocol import Put, Stream, Turn, Wait
 from maskc.runtime.ready import Fresh, Ready, Words
-from maskc.runtime.transport import CudaQueues, Pair, Prepared
+from maskc.runtime.transport import CudaQueues, Pair, Prepared, Queues
 
 Addresses: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[object, ...]
@@ -269,3 +272,19 @@ def gradient_sum(sums: Sequence[Ready], spoil: Ready, stream: int, added: bool) 
 def spoiled(ready: Ready, stream: int) -> Action:
     """NaN in the log-sum-exp where somebody gave up."""
     return lambda now: ready.start(stream, (), (now.given[2], 0))
+
+
+# What is noted of a call holds neither its rank nor its tensors: buffers are to be freed as soon as nobody uses the rank.
+
+
+def laid_again(into: Pair, runs: Sequence[Run], now: Now) -> None:
+    laid(now.pair, into, runs)
+
+
+def summed_again(queues: Queues, heads: slice, rows: slice, now: Now) -> None:
+    """Sums over CTAs of gradients that are pushed next."""
+    assert now.left is not None
+    with queues.on("sum"):
+        dk, dv = (over_splits(t[:, :, heads, rows]) for t in now.left.pair)
+    queues.keep("send", (dk, dv))
+    now.sums = dk, dv  # the allocator must not be given them back before their copies are enqueued

@@ -7,10 +7,12 @@ of them lies as far from that of the other call as all others do.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import struct
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +91,14 @@ def traced(case: Case, rank: int, told: Told) -> list[dict[str, Any]]:
         for kind in (k for k in case.calls if k in "fbk"):
             running.renew(heads_first=len(found) == 1)
             found.append(compared(running, kind, told))
+    held = [weakref.ref(t) for t in (running.k, running.v)]
+    del running.k, running.v
+    running._alive.clear()
+    alive = weakref.ref(running.made)
+    gc.disable()
+    running.made = None  # type: ignore[assignment]
+    found[-1]["held"] = alive() is not None or any(t() is not None for t in held)
+    gc.enable()
     return found
 
 

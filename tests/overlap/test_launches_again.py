@@ -42,6 +42,11 @@ def test_kernels_are_told_the_same(calls: dict[str, list[dict[str, Any]]]) -> No
             assert call["others"] <= (0 if call["call"] == "f" else 3), (name, call["call"])
 
 
+def test_nothing_that_is_kept_holds_a_rank_or_its_keys(calls: dict[str, list[dict[str, Any]]]) -> None:
+    """A link that needs more room gives the old memory back first, without waiting for garbage to be collected."""
+    assert [name for name, made in calls.items() if made[-1]["held"]] == []
+
+
 def test_what_the_driver_is_asked(calls: dict[str, list[dict[str, Any]]]) -> None:
     """Besides launches, of the two ranks of a short call.
 
