@@ -204,7 +204,7 @@ def _asked(spec: Spec, tensors: tuple[Tensor, Tensor, Tensor], peer: Peer, plan:
 
 def _settle(spec: Spec, asked: Asked, key: Asked, call: Call) -> None:
     found = _settled.setdefault(spec, {})
-    found[asked] = key, call
+    found[asked] = key, call.by(Peer(None, call.peer.rank, call.peer.world))  # a group goes when its user lets go of it
     if len(found) > SETTLED_LIMIT:
         found.pop(next(iter(found)))
 

@@ -115,6 +115,10 @@ def test_calls_that_are_kept_keep_nothing_alive(looking: Looking) -> None:
     for i in range(SETTLED_LIMIT + 3):
         looking.ask(scale=1.0 + i)
     assert len(context_parallel._settled[looking.spec]) == SETTLED_LIMIT
+    group = weakref.ref(looking.group)
+    looking.group = Group()
+    gc.collect()
+    assert group() is None, "nor what it holds: a link, memory of all ranks"
     gone = weakref.ref(looking.spec)
     del looking.spec, looking.plan
     gc.collect()
