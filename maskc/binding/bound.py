@@ -90,14 +90,10 @@ class BoundInputs:
         return (*sets, *self.vectors.values(), *numbers, *(table.keep for table in self.blocks.values()))
 
     def to(self, device: torch.device) -> BoundInputs:
-        """The same inputs on another device; see `data.moved`.
-
-        In a CUDA graph each tensor for itself: replays read it anew, and nobody would keep what small ones are joined to.
-        """
+        """The same inputs on another device; see `data.moved`."""
         if device == self.device:
             return self
-        apart = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        there = iter([move(t, device) for t in self.tensors] if apart else moved(self.tensors, device))
+        there = iter(moved(self.tensors, device))
         sets = {n: SegmentTable(next(there), next(there) if t.given is not None else None, t.edges) for n, t in self.sets.items()}
         vectors = {n: next(there) for n in self.vectors}
         scalars = {n: next(there) if isinstance(s, Tensor) else s for n, s in self.scalars.items()}

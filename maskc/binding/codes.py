@@ -56,6 +56,9 @@ two runs (beside the free triangle, where every row before the key is masked). T
 Lists, numpy arrays and CPU tensors go with everything; tensors on GPUs must be on one.""",
     "M419": """Ranges are malformed.
 `ranges=` holds pairs (start, end), half-open, with 0 <= start <= end, in order and without overlap.""",
+    "M420": """Host data come into a CUDA graph too late, and are too many.
+A graph cannot copy from ordinary host memory at each replay, so what a mask was bound from goes into it as constants, up to
+256 KiB. Run the mask once before the capture, then what is on the GPU is used, or bind tensors of the GPU.""",
     "M501": """`maskc.run` has no such keyword.
 Keywords are the arguments of `run` and the inputs of the mask (only where the mask is not bound yet). Nothing is ever
 ignored: attention sinks, score capping and dropout are not supported, and causality, windows and documents are part of

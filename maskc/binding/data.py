@@ -163,6 +163,32 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return [move(t, device) for t in out]
 
 
+MOST_BAKED = 1 << 18
+"""Bytes that a CUDA graph takes as constants: some 350 short kernels at each replay."""
+
+
 def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`. Only a copy to the host is waited for: whoever reads it there could not tell when it has come."""
-    return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
+    """The tensor on `device`. Only a copy to the host is waited for: whoever reads it there could not tell when it has come.
+
+    Into a CUDA graph what the host holds goes as constants: a replay could not copy from memory that nobody keeps. Raises
+    M420 where it is too much.
+    """
+    if tensor.device == device:
+        return tensor
+    if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_current_stream_capturing():
+        return _baked(tensor, device)
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def _baked(tensor: Tensor, device: torch.device) -> Tensor:
+    """Made by kernels that have the numbers among their arguments."""
+    size = tensor.numel() * tensor.element_size()
+    if size > MOST_BAKED:
+        held = f"{tensor.numel()} numbers of a mask come into a CUDA graph from the host, which takes {MOST_BAKED >> 10} KiB"
+        raise error("M420", held, None, "run the mask once before the capture, or bind tensors of that GPU")
+    raw = tensor.contiguous().flatten().view(torch.uint8)
+    words = torch.nn.functional.pad(raw, (0, -size % 8)).view(torch.int64)
+    out = torch.zeros(words.numel(), dtype=torch.int64, device=device)
+    if size:
+        torch._foreach_add_([*out.unbind()], words.tolist())
+    return out.view(torch.uint8)[:size].view(tensor.dtype).view(tensor.shape)

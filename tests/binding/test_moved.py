@@ -101,11 +101,8 @@ def test_few_numbers_come_to_the_host_in_one_transfer(
     assert (doc[1].data, got["n"], again[0], got["own"] is host[0]) == ([3, 4], 5, 1, True)
 
 
-@pytest.mark.parametrize(("capturing", "count"), [(False, 2), (True, 7)])  # integers and truth values; in a graph, each
-def test_bound_inputs_keep_their_names(capturing: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_inputs_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     transfers = Transfers(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr("maskc.binding.bound.move", transfers.move)
     numbers = [random_tensor(i, torch.int32, (2, 1, 4) if i < 2 else (1, 4)) for i in range(6)]
     inputs = BoundInputs(
         HOST,
@@ -115,10 +112,42 @@ def test_bound_inputs_keep_their_names(capturing: bool, count: int, monkeypatch:
         {"table": BlockTable(random_tensor(9, torch.bool, (1, 1, 2, 3)), 64, 64)},
     )
     got = inputs.to(GPU)
-    assert transfers.count == count
+    assert transfers.count == 2, "integers and truth values"
     assert (list(got.sets), list(got.vectors), got.scalars["s"]) == (["a", "b"], ["v", "flags"], 7)
     assert [t.block_q for t in got.blocks.values()] == [64]
     assert (got.sets["a"].edges, got.sets["b"].given, got.sets["b"].edges) == (None, None, (0, 3))
     for there, here in zip(got.tensors, inputs.tensors, strict=True):
         assert there.shape == here.shape
         assert torch.equal(there.as_subclass(torch.Tensor), here)
+
+
+@given(dtype=st.sampled_from(DTYPES), shape=SHAPES, seed=st.integers(0, 99), strided=st.booleans())
+def test_what_is_baked_into_a_graph_is_the_same(dtype: torch.dtype, shape: tuple[int, ...], seed: int, strided: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    t = torch.randint(-(2**31), 2**31, shape, generator=generator).to(dtype)
+    t = t.transpose(0, 1) if strided and t.ndim > 1 else t
+    got = data._baked(t, HOST)
+    assert (got.dtype, got.shape) == (t.dtype, t.shape)
+    assert got.is_contiguous()
+    assert torch.equal(got, t)
+
+
+def test_only_a_capture_takes_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    baked: list[torch.Tensor] = []
+    monkeypatch.setattr(data, "_baked", lambda t, device: baked.append(t) or t)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    host, there = torch.zeros(3), torch.zeros(3).as_subclass(There)  # type: ignore[attr-defined]
+    assert data.move(host, HOST) is host
+    assert data.move(there, GPU) is there
+    assert baked == []
+    data.move(host, GPU)
+    assert baked == [host]
+
+
+def test_too_much_for_a_graph_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    most = data.MOST_BAKED // 4
+    assert data._baked(torch.zeros(most, dtype=torch.int32), HOST).shape == (most,)
+    with pytest.raises(maskc.MaskcError, match=r"65537 numbers .* CUDA graph.*256 KiB") as caught:
+        data.move(torch.zeros(most + 1, dtype=torch.int32), GPU)
+    assert caught.value.code == "M420"
