@@ -110,6 +110,7 @@ def test_a_copy_to_the_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
         waits[device.type] = not non_blocking
         return self
 
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.Tensor, "to", to)
     move(torch.zeros(1, device="meta"), torch.device("cpu"))
     move(torch.zeros(1), torch.device("cuda", 0))
