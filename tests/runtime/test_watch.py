@@ -108,3 +108,25 @@ def test_the_thread_leaves_behind_the_last_call() -> None:
     assert thread.is_alive()
     call.ended = True
     assert until(lambda: not thread.is_alive())
+
+
+def test_events_of_calls_that_have_ended_are_used_again() -> None:
+    """And no others: that of a call that goes on says when it ends."""
+    watch, ended, going = Watch(lambda: "", lambda: None, 10.0), End(True), End()
+    assert watch.spare() is None
+    watch.entered(ended)
+    watch.entered(going)
+    assert until(lambda: len(watch._calls) == 1)
+    assert [watch.spare(), watch.spare()] == [ended, None]
+    going.ended = True
+    assert until(lambda: not watch._calls)
+    assert [watch.spare(), watch.spare()] == [going, None]
+    watch.close()
+
+
+def test_a_thread_that_waits_is_woken_by_every_call() -> None:
+    watch = Watch(lambda: "", lambda: None, 10.0)
+    for _ in range(5):
+        watch.entered(End(True))
+        assert until(lambda: not watch._calls and watch._waiting)
+    watch.close()
