@@ -27,7 +27,7 @@ class Row(NamedTuple):
 class Reader:
     """words: by address. rows: by the address that they are copied to. bases: addresses of tensors that are known; others are
     told by their first copy. compute: handle of the stream that is current. kept: whether what is pushed must have been kept for
-    its stream. widest: CTAs of the largest attention kernel."""
+    its stream. widest: CTAs of the largest attention kernel. summed: addresses of the parts of dK and dV, in turn."""
 
     words: Mapping[int, str]
     rows: Mapping[int, Row]
@@ -35,6 +35,7 @@ class Reader:
     compute: int
     kept: bool = False
     widest: int = 0
+    summed: list[int] = field(default_factory=list)
     out: Enqueued = field(default_factory=list)
 
     def read(self, log: Sequence[str]) -> Enqueued:
@@ -58,7 +59,8 @@ class Reader:
                     self._add(stream, what := _kernel(given[0]))
                     self.widest = max(self.widest, int(given[2])) if what == "attend" else self.widest
                 case "torch":
-                    assert given[0] != "brings", line
+                    assert given[0] not in ("brings", "waits"), line
+                    self.summed += [int(given[1])] if given[0] == "sums" else []
                     settles = stream == "compute" and given[0] == "copies"
                     self._add(stream, "settle" if settles else f"torch {given[0]}")
                 case "copy":

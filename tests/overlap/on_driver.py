@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from maskc.diagnostics import MaskcError
-from maskc.runtime import comm, hopper, hopper_bwd, overlap_kernels
+from maskc.runtime import comm, hopper, hopper_bwd, overlap, overlap_kernels
 from maskc.runtime.link import KINDS, Link
 from maskc.runtime.localize import localize
 from maskc.runtime.overlap import COPY_CTAS, STOPPED, Overlapped
@@ -66,7 +66,7 @@ class Case:
     """world: ranks. order, prune, chunk: of the plan. heads: of queries and keys. calls: f: forward, b: backward, k: over the
     keys of the call before; c, d, e: the same, copying first; s: forward whose copies multiprocessors make. way: of gradients.
     groups: of heads, forward and backward, which come one after another. rows: of queries, if others than of keys; then all
-    see all."""
+    see all. size: keys a rank, about."""
 
     world: int
     order: str
@@ -77,11 +77,13 @@ class Case:
     chunk: int = 128
     groups: tuple[int, int] | None = None
     rows: int | None = None
+    size: int = 256
 
     @property
     def name(self) -> str:
         shape = f"{self.heads[0]} on {self.heads[1]}, chunks of {self.chunk}"
         rows = "" if self.rows is None else f", {self.rows} rows"
+        rows += "" if self.size == 256 else f", {self.size} keys a rank"
         return f"{self.calls}, {self.world} ranks, {self.order}, {shape}{rows}, {self.groups or 'chosen'} groups, {self.way}"
 
 
@@ -92,7 +94,8 @@ CASES = [
     Case(3, "zigzag", (2, 2), "fbkb", "by pieces"),
     Case(3, "contiguous", (2, 1), "fb", "at once", False),
     Case(4, "zigzag", (4, 2), "fb", "by pieces"),
-    Case(3, "contiguous", (2, 2), "fb", "given", False, 104),
+    Case(3, "contiguous", (2, 2), "fbk", "given", False, size=203),
+    Case(3, "zigzag", (2, 2), "fbk", "by pieces", chunk=56, size=203),
     Case(3, "contiguous", (2, 1), "fb", "given", False),
     Case(3, "zigzag", (2, 2), "cdef", "by pieces"),
     Case(4, "zigzag", (2, 2), "fbk", "at once", groups=(2, 2)),
@@ -113,7 +116,7 @@ class Rank:
         import maskc
 
         self.case, self.rank = case, rank
-        n = 256 * case.world
+        n = case.size * case.world
         rows = case.rows or n
         mask = maskc.compile("std:causal") if rows == n else maskc.compile_text("mask all = k < 100000")
         spec = mask.bind(nq=rows, nk=n)
@@ -140,6 +143,7 @@ class Rank:
         rows, held = made.rows.local_length(rank), keys.local_length(rank)
         self.sizes = (rows, case.heads[0]), (held, case.heads[1]), (held, case.heads[1]), (rows, case.heads[0])
         self._alive: list[torch.Tensor] = []
+        self._summed: dict[str, list[int]] = {}
         self._places: dict[tuple[object, ...], tuple[dict[int, str], dict[int, Row]]] = {}
         self.renew()
 
@@ -248,6 +252,8 @@ class Rank:
             self._places[key] = dict(self._words(kind)), dict(self._rows(kind))
         reader = Reader(*self._places[key], known, stream, self._shared(kind))
         found = reader.read(log)
+        summed = [at - reader.summed[i % 2] for i, at in enumerate(reader.summed)]
+        assert self._summed.setdefault(kind, summed) == summed, f"{kind}: sums of other rows than before"
         assert kind != "s" or reader.widest <= stand_in.PROCESSORS - COPY_CTAS, "copies need multiprocessors"
         return found
 
@@ -311,6 +317,7 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
     running, found = Rank(case, rank), []
     owners = running.plans[rank].sources
     gates, sent = Gates(), dict[str, dict[tuple[str, int], int]]()
+    overlap._warm.clear()
     with leaving(case.way), ExitStack() as later:
         for module in (hopper, hopper_bwd):
             later.enter_context(mock.patch.object(module, "GateTables", gates.noted(module.GateTables)))
@@ -324,7 +331,9 @@ def trace(case: Case, rank: int) -> list[dict[str, Any]]:
                     lines = _log(partial(running.call, kind))
                 assert sent.setdefault(kind, ledger.sent) == ledger.sent, f"{kind} sent other bytes in round {again}"
                 if again == 0:
-                    late = [*made_late(lines), *gates.wrong(running, kind)] if running.sizes[0][0] else []
+                    ended = any(line.startswith("torch waits") for line in before_words(lines))
+                    late = [*made_late(lines), *gates.wrong(running, kind), *["not in the open"] * (len(gates.made) > 1 > ended)]
+                    late = late if running.sizes[0][0] else []
                     found.append({"call": f"{kind}, first", "enqueued": late, "wanted": []})
                     continue
                 before = tuple((o, last[o]) for o in owners if o in last) if kind in BACK else ()
@@ -350,6 +359,7 @@ class Gates:
 
     def __init__(self) -> None:
         self.made: list[Any] = []
+        self.known: set[bool] = set()
 
     def noted(self, kind: type) -> Callable[..., Any]:
         def make(*fields: Any) -> Any:
@@ -359,20 +369,27 @@ class Gates:
         return make
 
     def wrong(self, running: Rank, kind: str) -> list[str]:
-        """Slots below `own` are there: before a call is made in the open all are, for nothing comes then; else own ones, and all
-        where keys were kept."""
+        """Slots below `own` are there: when a kernel is launched in the open all are, for nothing comes then; else own ones, and
+        all where keys were kept. Once in the open, where a kernel is new."""
         cut, made = running._cut(kind), self.made
         first, own, every = cut.first if kind in BACK else 0, cut.plan.own, len(cut.plan.slots)
-        wanted = [first + every] * (len(made) - 1) + [first + (every if kind in KEPT else own)] * bool(made)
+        gated = kind not in FIRST
+        wanted = [first + every] * (gated and (kind in BACK) not in self.known)
+        wanted += [first + (every if kind in KEPT else own)] * gated
+        self.known |= {kind in BACK} if gated else set()
         found = [gate.own for gate in made]
         late = [gate.foreign for gate in made if kind in BACK and gate.foreign != first + own]
         return [f"{kind}: {found} slots are there, not {wanted}"] * (found != wanted) + [f"{kind}: {late}"] * bool(late)
 
 
+def before_words(lines: Sequence[str]) -> Sequence[str]:
+    """What comes before anything may wait."""
+    return lines[: next(i for i, line in enumerate(lines) if line.startswith(("wait", "write", "operation", "copy", "follow")))]
+
+
 def made_late(lines: Sequence[str]) -> list[str]:
     """Tables that come to the GPU when something may wait already: their memory on the host might have to be waited for."""
-    first = next(i for i, line in enumerate(lines) if line.startswith(("wait", "write", "operation", "copy", "follow")))
-    return [line for line in lines[first:] if line.startswith("torch brings")]
+    return [line for line in lines[len(before_words(lines)) :] if line.startswith("torch brings")]
 
 
 def _log(call: Callable[[], object]) -> list[str]:
@@ -395,6 +412,14 @@ def made_anew(running: Rank, gates: Gates) -> list[str]:
         "lse by rows": {"lse": on_gpu(torch.zeros(lse.transpose(1, 2).shape).transpose(1, 2))},
     }
     wrong = []
+    running.made.forward(running.local, running.q, running.k, running.v, 0.1)
+    for new in ({"scale": 0.2}, {"deterministic": True}):
+        gates.made.clear()
+        running.made.backward(running.local, running.q, running.k, running.v, out, lse, dout, **{"scale": 0.1, **new})
+        wrong += [] if len(gates.made) == 1 + ("deterministic" in new) else [str(new)]
+    gates.made.clear()
+    running.made.forward(running.local, running.q, running.k, running.v, 0.2)
+    wrong += [] if gates.made else ["another scale"]
     for name, other in others.items():
         call: dict[str, Any] = {"out": out, "lse": lse, "dout": dout, "scale": 0.1, **other}
         for _ in range(2):

@@ -56,7 +56,7 @@ class StandIn(TorchFunctionMode):
         if function is torch.Tensor.new_zeros and isinstance(args[0], OnGpu):
             note(f"torch zeros stream {current[-1].cuda_stream}")
         if function is torch.Tensor.sum and isinstance(args[0], OnGpu):
-            note(f"torch sums stream {current[-1].cuda_stream}")
+            note(f"torch sums {args[0].data_ptr()} stream {current[-1].cuda_stream}")
         if function is torch.Tensor.to and there and not isinstance(args[0], OnGpu):
             note(f"torch brings {args[0].numel()} numbers, stream {current[-1].cuda_stream}")
         made = function(*args, **named)
@@ -88,7 +88,8 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        note("torch waits")
 
 
 class Event:
