@@ -24,8 +24,8 @@ _GLOBAL_ROW = (
     " take 0.07 ms with 8 heads; rows cut over CTAs take 0.10 with 8 heads and 0.18 with 16 ([measured](tuning.md#few-heads))"
 )
 _GLOBAL_KEY = (
-    "the tile of the global keys is seen by every row: 128 blocks one after the other in one CTA, 1.9 us each, 0.24 ms; heads are"
-    " dealt four at a time, so that of the last four begins late ([measured](tuning.md#backward))"
+    "the tile of the global keys is seen by every row: 128 blocks one after the other in one CTA, 1.9 us each, 0.24 ms"
+    " ([measured](tuning.md#backward))"
 )
 
 WHY = {
