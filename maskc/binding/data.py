@@ -48,9 +48,10 @@ def rows(value: object, what: Named, fill: str) -> tuple[Tensor, list[int] | Non
         return integers(value, what), None
     assert isinstance(value, Sequence)
     lists = [integers(item, what) for item in value]
-    if len({item.ndim for item in lists if item.numel()}) > 1:
-        raise what.error("M412", "mixes lists of different depths")
-    tail = next((item.shape[1:] for item in lists if item.numel()), torch.Size())
+    tails = {item.shape[1:] for item in lists if item.shape[0]}
+    if len(tails) > 1:
+        raise what.error("M412", "mixes lists of different shapes")
+    tail = tails.pop() if tails else torch.Size()
     longest = max(item.shape[0] for item in lists)
     out = torch.zeros(len(lists), longest, *tail, dtype=torch.int64, device=lists[0].device)
     for row, item in zip(out, lists, strict=True):
@@ -94,7 +95,12 @@ def _length(value: object) -> int | None:
 
 
 def _from_host(value: object, what: Named) -> Tensor:
-    for read in (torch.tensor, _by_parts):
+    if _is_ragged(value):
+        assert isinstance(value, Sequence)
+        found = " and ".join(str(n) for n in sorted({_length(x) or 0 for x in value}))
+        raise what.error("M413", f"has rows of {found} values", "give rows of one length; `ids` may be padded, see `pad`")
+    listed = isinstance(value, list | tuple) and bool(value) and hasattr(value[0], "shape")
+    for read in (_by_parts, torch.tensor) if listed else (torch.tensor, _by_parts):
         try:
             return read(value)
         except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
@@ -103,9 +109,9 @@ def _from_host(value: object, what: Named) -> Tensor:
 
 
 def _by_parts(value: object) -> Tensor:
-    """A list of tensors of one shape; an array that torch does not read, with negative strides or in another byte order."""
+    """A list of tensors or arrays of one shape; an array that torch does not read, with negative strides or in another byte order."""
     if isinstance(value, list | tuple):
-        return torch.stack([*value])
+        return torch.stack([torch.as_tensor(x) for x in value])
     return torch.tensor(value.tolist())  # type: ignore[attr-defined]
 
 

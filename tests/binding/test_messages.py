@@ -127,6 +127,8 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M412", DOC, {"doc": torch.nested.nested_tensor([torch.ones(1)])}, "is segments, not a nested tensor"),
     ("M412", EVICT, {"evict": [torch.tensor([1, 2]), 3]}, "cannot be read as integers: [tensor([1, 2])"),
     ("M413", EVICT, {"evict": [torch.tensor([1, 2]), torch.tensor([3])]}, "input `evict` has rows of 1 and 2 values"),
+    ("M413", DOC, {"doc": segments(ids=[[0, 0, 1], [0, 1]])}, "segments `doc`: ids has rows of 2 and 3 values"),
+    ("M412", DOC, {"doc": segments(ranges=[[[0, 1], [1, 3]], [[0, 5, 6]]])}, "ranges mixes lists of different shapes"),
     ("M412", EVICT, {"evict": np.array(["4", "5"])}, "cannot be read as integers: array(['4', '5']"),
     ("M412", DOC, {"doc": segments(ids=[True, True, False])}, "segments `doc`: ids holds truth values, not integers"),
     ("M412", DOC, {"doc": segments(lengths=torch.tensor([True, False]))}, "give eos="),
