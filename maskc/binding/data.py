@@ -109,7 +109,7 @@ def _from_host(value: object, what: Named) -> Tensor:
 
 
 def _by_parts(value: object) -> Tensor:
-    """A list of tensors or arrays of one shape; an array that torch does not read, with negative strides or in another byte order."""
+    """A list of tensors or arrays of one shape; an array that torch does not read (negative strides, another byte order)."""
     if isinstance(value, list | tuple):
         return torch.stack([torch.as_tensor(x) for x in value])
     return torch.tensor(value.tolist())  # type: ignore[attr-defined]
