@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +62,10 @@ class _Kind:
     backward_spec: BackwardSpec
     backward_sizes: hopper_bwd.Sizes
     memory: _Memory
+    packed: bool
+    bytes: int
+    parts: tuple[int, ...]
+    """Of a schedule: whether there is one, its size, and where what the forward reads lies in it, as `_ForwardParams` has it."""
     forwards: dict[Layout, tuple[Ready, ...]] = field(default_factory=dict)
     backwards: dict[Layout, tuple[Ready, ...]] = field(default_factory=dict)
 
@@ -85,8 +88,10 @@ class _Kind:
         form, head_dim, dtype = hopper.mask_form(v), q.shape[3], hopper.DTYPES[q.dtype]
         spec = forward_spec(form, head_dim, dtype, "input")
         back = select_backward(form, head_dim, dtype, deterministic=deterministic)
-        sizes = hopper_bwd.Sizes.of(back, v, q, k, q.dtype)
-        return cls(spec, hopper.Sizes.of(spec, v, q, k), back, sizes, _Memory.of(q, sizes))
+        sizes, back_sizes = hopper.Sizes.of(spec, v, q, k), hopper_bwd.Sizes.of(back, v, q, k, q.dtype)
+        at = sizes.tables.offsets
+        parts = tuple(at[name] for name in ("minmax", "unseen", "packs", "runs", "run_counts", "order", "giants"))
+        return cls(spec, sizes, back, back_sizes, _Memory.of(q, back_sizes), spec.packed, sizes.tables.bytes, parts)
 
     def keep(self, into: dict[Layout, tuple[Ready, ...]], layout: Layout, made: list[Ready]) -> None:
         into[layout] = tuple(made)
@@ -107,25 +112,21 @@ class Prepared(Call):
     """
 
     kind: _Kind
-    mask: hopper_bwd.MaskFields | None
-    """Of the backward; None where it wants copies of the vectors, which it then makes each time."""
-    tables: tuple[int, ...] | None
-    """Where the parts of the schedule lie, in the order of `_ForwardParams`; None where there is none, or one of other sizes."""
-    vectors: tuple[int, ...]
+    vectors: tuple[int, ...] | None
+    """Where they lie, as the kernels read them; None where one must be copied for that each time, or the table of blocks."""
     keep: int
+    tables: tuple[int, ...] | None
+    """Where the parts of the schedule lie, as `_Kind.parts` has them; None where nothing is ready for this mask."""
 
     @classmethod
     def of(cls, v: BoundaryVectors, schedule: Schedule, scale: float, deterministic: bool, q: Tensor, k: Tensor) -> Prepared:
         kind = _Kind.of(v, q, k, scale, deterministic)
-        mask, own = hopper_bwd.MaskFields.of(v), {t.data_ptr() for t in v.tensors if t is not None}
-        if v.blocks is not None:
-            own.add(v.blocks.keep.data_ptr())
-        as_it_is = all(t.data_ptr() in own for t in mask.keep)
-        vectors = tuple([mask.fields.get(name, 0) for name in VECTORS])
-        tables = _places(kind, schedule) if as_it_is else None
-        return cls(
-            v, schedule, scale, deterministic, kind, mask if as_it_is else None, tables, vectors, mask.fields.get("keep", 0)
-        )
+        vectors, keep = _where(v), 0 if v.blocks is None else v.blocks.keep.data_ptr()
+        tables = None
+        if vectors is not None and (not kind.packed or (schedule and schedule[0].numel() == kind.bytes)):
+            base = schedule[0].data_ptr() if schedule else 0
+            tables = tuple([base + part for part in kind.parts])
+        return cls(v, schedule, scale, deterministic, kind, vectors, keep, tables)
 
     def forward(self, q: Tensor, k: Tensor, val: Tensor) -> tuple[Tensor, Tensor]:
         layout, kind, tables = _layout(q, k, val), self.kind, self.tables
@@ -155,9 +156,10 @@ class Prepared(Call):
     ) -> tuple[Tensor, Tensor, Tensor]:
         layout, kind = _layout(q, k, val, out, dout), self.kind
         at_q, at_k, at_val, at_out, at_dout = q.data_ptr(), k.data_ptr(), val.data_ptr(), out.data_ptr(), dout.data_ptr()
-        ready = None if self.mask is None else kind.backwards.get(layout)
+        ready, vectors = kind.backwards.get(layout), self.vectors
         given = q, k, val, out, lse, dout, dlse
-        if ready is None or (at_q | at_k | at_val | at_out | at_dout) % 16 or not _plain(out, lse, dout, dlse, q.dtype):
+        misaligned = (at_q | at_k | at_val | at_out | at_dout) % 16
+        if ready is None or vectors is None or misaligned or not _plain(out, lse, dout, dlse, q.dtype):
             return self._first_backward(layout, *given)
         device, memory, sizes = q.device, kind.memory, kind.backward_sizes
         dq, dk, dv, space = memory.out.on(device), memory.grads.on(device), memory.grads.on(device), memory.space.on(device)
@@ -165,7 +167,7 @@ class Prepared(Call):
         lse2, dpsum, dead, acc, turns, ticket, zeroed, tiles, order = [base + offset for offset in memory.offsets]
         counter = hopper.work_counter(device) if sizes.falling else None
         done = 0 if counter is None else counter.data_ptr()
-        rows, parts, vectors = (lse2, dpsum, dead), (turns, ticket, zeroed), self.vectors
+        rows, parts = (lse2, dpsum, dead), (turns, ticket, zeroed)
         pre, main, post = ready
         with context_of(q.get_device()):
             stream = current_handle(device)
@@ -183,20 +185,24 @@ class Prepared(Call):
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind, made = self.kind, list[Ready]()
         given = self.v, q, k, val, out, lse, dout, dlse, self.scale, q.dtype
-        how: dict[str, Any] = {"sizes": kind.backward_sizes, "mask": self.mask}
-        results = hopper_bwd.backward_with(kind.backward_spec, *given, **how, by=keeping(made, BACKWARD_WORDS))
+        results = hopper_bwd.backward_with(
+            kind.backward_spec, *given, sizes=kind.backward_sizes, by=keeping(made, BACKWARD_WORDS)
+        )
         if _plain(out, lse, dout, dlse, q.dtype) and _as_they_are(q, k, val, out, dout):
             kind.keep(kind.backwards, layout, made)
         return results
 
 
-def _places(kind: _Kind, schedule: Schedule) -> tuple[int, ...] | None:
-    """Where the parts of a schedule lie, in the order of `_ForwardParams`."""
-    tables = kind.forward_sizes.tables
-    if kind.forward_spec.packed and (not schedule or schedule[0].numel() != tables.bytes):
+def _where(v: BoundaryVectors) -> tuple[int, ...] | None:
+    """Addresses of the vectors, 0 for those that are not there, if each has a value for every batch item, head and key."""
+    if v.blocks is not None and not v.blocks.keep.is_contiguous():
         return None
-    base, at = schedule[0].data_ptr() if schedule else 0, tables.offsets
-    return tuple([base + at[name] for name in ("minmax", "unseen", "packs", "runs", "run_counts", "order", "giants")])
+    whole, out = (v.batch, v.heads, v.nk), []
+    for t in v.tensors:
+        if t is not None and (t.shape != whole or not t.is_contiguous()):
+            return None
+        out.append(0 if t is None else t.data_ptr())
+    return tuple(out)
 
 
 def _as_they_are(*tensors: Tensor) -> bool:
