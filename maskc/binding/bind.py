@@ -91,7 +91,8 @@ def _how_to_give(decl: InputDecl) -> str:
 
 def _device(fn: MaskFn, inputs: Mapping[str, object]) -> torch.device:
     """The device of the inputs: that of their GPU tensors, else the CPU."""
-    homes = {t.device: name for name, value in inputs.items() for t in tensors_in(value) if t.device.type != "cpu"}
+    given = [(t.device, name) for name, value in inputs.items() for t in tensors_in(value)]
+    homes = {device: name for device, name in given if device.type not in ("cpu", "meta")}  # no numbers: refused when read
     if len(homes) > 1:
         listed = " and ".join(f"`{name}` on {device}" for device, name in homes.items())
         raise error("M418", f"inputs of mask `{fn.name}` are on different devices: {listed}", None, "move them to one")
