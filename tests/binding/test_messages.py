@@ -38,6 +38,10 @@ ASSUMED = (
     "input doc : segments\ninput e : int per doc\nassume e[k] >= doc.len[k]\nmask m = same(doc) and k <= q < doc.start[k] + e[k]"
 )
 IMAGES = "input image : spans\nmask m = k <= q or same(image)"
+NOISED = (
+    "input doc : segments\ninput image : spans\ninput noised : bool per image\n"
+    "mask m = same(doc) and (same(image) or (k <= q and not noised[k]))"
+)
 
 ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     # ends and offsets
@@ -127,6 +131,12 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     ("M412", DOC, {"doc": torch.nested.nested_tensor([torch.ones(1)])}, "is segments, not a nested tensor"),
     ("M412", EVICT, {"evict": [torch.tensor([1, 2]), 3]}, "cannot be read as integers: [tensor([1, 2])"),
     ("M413", EVICT, {"evict": [torch.tensor([1, 2]), torch.tensor([3])]}, "input `evict` has rows of 1 and 2 values"),
+    (
+        "M412",
+        NOISED,
+        {"doc": segments(ids=torch.zeros(6, device="meta")), "image": spans(lengths=(4, 0)), "noised": [[1, 0], [1]]},
+        "segments `doc`: ids is a meta tensor",
+    ),
     ("M413", DOC, {"doc": segments(ids=[[0, 0, 1], [0, 1]])}, "segments `doc`: ids has rows of 2 and 3 values"),
     ("M412", DOC, {"doc": segments(ranges=[[[0, 1], [1, 3]], [[0, 5, 6]]])}, "ranges mixes lists of different shapes"),
     ("M412", EVICT, {"evict": np.array(["4", "5"])}, "cannot be read as integers: array(['4', '5']"),
