@@ -35,6 +35,8 @@ def sizes_of(masks: Sequence[Spec], nq: int | None, nk: int | None) -> tuple[int
 
 def tilings_of(masks: Sequence[Spec], length: int, name: str | None) -> tuple[tuple[Range, ...], ...] | None:
     """Documents per batch item, gaps included: one item where all agree, None where no mask has such an input."""
+    if not isinstance(name, str | None):
+        raise error("M712", f"documents is {name!r}, not the name of a segments input")
     for mask in masks:
         top = segments_of(mask)
         chosen = name if name is not None else top[0] if len(top) == 1 else None

@@ -398,7 +398,10 @@ def _world_size(group: Any) -> int:
     try:
         ranks = distributed.get_world_size(group)
     except (AttributeError, TypeError, ValueError):
-        raise _type_error("M511", f"group is {type(group).__name__}, not a process group") from None
+        ranks = None
+    if not isinstance(ranks, int):  # a tensor has a size, too
+        hint = "a mask of truth values becomes one that comes first: maskc.convert.from_dense" if isinstance(group, Tensor) else None
+        raise _type_error("M511", f"group is {type(group).__name__}, not a process group", hint)
     if ranks < 1:
         raise _type_error("M511", "this rank is not in the group", "only the ranks of a group call `run` with it")
     return ranks

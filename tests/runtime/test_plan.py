@@ -313,6 +313,7 @@ def test_the_default_is_as_even_and_no_slower_than_eight_chunks_a_rank() -> None
         ("M716", {"world_size": 4, "nodes": 3}),
         ("M715", {"world_size": 2, "weights": [1, 2]}),
         ("M712", {"world_size": 2, "documents": "paragraph"}),
+        ("M712", {"world_size": 2, "documents": ["doc"]}),
         ("M705", {"world_size": 2, "nq": 9}),
         ("M701", {"world_size": 2.0}),
         ("M701", {"world_size": "2"}),

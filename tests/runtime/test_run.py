@@ -310,6 +310,11 @@ def test_refuses_what_is_no_mask(given: Any, way: str) -> None:
     assert way in refusal("M511", given, *operands(), kind=TypeError)
 
 
+def test_refuses_what_is_no_group() -> None:
+    assert "maskc.convert.from_dense" in refusal("M511", "std:causal", *operands(), torch.ones(4, 4).bool(), kind=TypeError)
+    assert "group is int, not a process group" in refusal("M511", "std:causal", *operands(), 4, kind=TypeError)
+
+
 def test_refuses_to_compile_what_is_no_name() -> None:
     with pytest.raises(maskc.MaskcError, match=r"M511.*this is function\n.*maskc.convert.from_mask_mod"):
         maskc.compile(lambda b, h, q, k: q >= k)  # type: ignore[arg-type]
