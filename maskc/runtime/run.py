@@ -393,15 +393,14 @@ def _world_size(group: Any) -> int:
 
     if torch.compiler.is_compiling():  # groups are opaque in a graph
         return distributed.get_world_size(group)
+    if isinstance(group, Tensor):  # which has a size, too
+        raise _type_error("M511", "group is a tensor", "a mask comes first, as of maskc.convert.from_dense(mask)")
     if hasattr(group, "get_group"):
         raise _type_error("M511", f"group is a {type(group).__name__}", 'give the group of a dimension: mesh.get_group("cp")')
     try:
         ranks = distributed.get_world_size(group)
     except (AttributeError, TypeError, ValueError):
-        ranks = None
-    if not isinstance(ranks, int):  # a tensor has a size, too
-        hint = "a mask of truth values becomes one that comes first: maskc.convert.from_dense" if isinstance(group, Tensor) else None
-        raise _type_error("M511", f"group is {type(group).__name__}, not a process group", hint)
+        raise _type_error("M511", f"group is {type(group).__name__}, not a process group") from None
     if ranks < 1:
         raise _type_error("M511", "this rank is not in the group", "only the ranks of a group call `run` with it")
     return ranks
