@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -54,8 +55,8 @@ def world_of(world_size: int | None, group: ProcessGroup | None) -> int:
     if hasattr(group, "get_group"):
         raise error("M701", f"group is a {type(group).__name__}", None, 'give the group of a dimension: mesh.get_group("cp")')
     try:
-        count = dist.get_world_size(group)
-    except (AttributeError, TypeError, ValueError):
+        count = operator.index(dist.get_world_size(group))  # a tensor has a size, too
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         raise error("M701", f"group is {type(group).__name__}, not a process group") from None
     if count < 1:
         raise error("M701", "this rank is not in the group", None, "give world_size, which every rank knows")

@@ -320,6 +320,7 @@ def test_the_default_is_as_even_and_no_slower_than_eight_chunks_a_rank() -> None
         ("M701", {"world_size": True}),
         ("M701", {"world_size": 2**40}),
         ("M701", {"group": 3}),
+        ("M701", {"group": torch.ones(2)}),
         ("M701", {"group": SimpleNamespace(get_group=None, size=lambda: 2)}),
         ("M702", {"world_size": 2, "chunk": 2.5}),
         ("M702", {"world_size": 2, "chunk": "4"}),
