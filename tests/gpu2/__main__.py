@@ -4,7 +4,7 @@ Groups of processes share the cases over NCCL, others those that give keys into 
 of which a process dies is replaced. Many calls in a row and faults have groups of their own, two devices in one process a
 last kind; all run beside each other, for nothing here is timed. The record is written as results come. Without the GPUs:
 nothing, unless --host, which runs the same over Gloo on small sizes, or --shared, which runs all but two devices in one
-process on one GPU, over NCCL or Gloo.
+process on one GPU, or with two or more ranks to each of several, over NCCL or Gloo.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=0, help="groups of processes at a time; 3 on the host, else 24")
     parser.add_argument("--groups", type=int, default=1, help="of processes that share the cases of a kind")
     parser.add_argument("--host", action="store_true", help="over Gloo, for a machine without GPUs")
-    parser.add_argument("--shared", choices=("nccl", "gloo"), help="all ranks on one GPU, the group over this")
+    parser.add_argument("--shared", choices=("nccl", "gloo"), help="two or more ranks to a GPU, the group over this")
     parser.add_argument("--left", type=int, default=0, help="multiprocessors that gated kernels leave to copies, if shared")
     args = parser.parse_args()
     if args.gpus == 1:

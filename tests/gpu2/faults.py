@@ -188,5 +188,5 @@ FAULTS = {
 
 def names() -> list[str]:
     """Those that there are in this place: Gloo, for one, sends tensors of the host, too."""
-    here = {"on the host": place.backend() == "nccl", "one GPU": place.gpus() == 1}
+    here = {"on the host": place.backend() == "nccl", "one GPU": place.shared()}
     return [name for name in FAULTS if here.get(name, True)]

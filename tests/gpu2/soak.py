@@ -85,7 +85,8 @@ def on_engines(calls: list[Call], group: Any) -> str:
             call.run(group, "gated")
         torch.cuda.synchronize()
     names = [e.key for e in seen.key_averages() for _ in range(e.count)]
-    copied = sum(("PtoP" if place.gpus() > 1 else "DtoD") in name for name in names)
+    kinds = ("PtoP",) * (place.gpus() > 1) + ("DtoD",) * place.shared()
+    copied = sum(any(kind in name for kind in kinds) for name in names)
     print(f"profile: {Counter(name[:60] for name in names).most_common(12)}", file=sys.stderr)
     return "" if copied >= 2 * len(calls) else f"{copied} copies in the profile of {len(calls)} calls"
 
