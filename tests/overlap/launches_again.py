@@ -23,7 +23,7 @@ import torch
 from maskc.runtime import driver_api, hopper, ready
 from maskc.runtime.overlap_replay import Replays
 from tests.gpu2.ways import leaving
-from tests.overlap.on_driver import BACK, CASES, FIRST, RANKS, Case, Rank
+from tests.overlap.driver_rank import BACK, CASES, FIRST, RANKS, Case, Rank
 from tests.overlap.stand_in import install
 
 Told = list[tuple[str, int, bytes]]

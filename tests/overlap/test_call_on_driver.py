@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.overlap.on_driver import CASES, RANKS
+from tests.overlap.driver_rank import CASES, RANKS
 
 STUB = Path(__file__).with_name("stub_streams.cpp")
 NAMES = [f"{case.name}, rank {rank}" for case in CASES for rank in RANKS]
