@@ -126,7 +126,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
         ("copying", "| ring | nccl 24, sum_gradients 132 |"),
         (
             "gpus_bars",
-            "| 0.95 of what the two losses allow | step 1 of 3 (2 level), forward 0 of 0, backward 0 of 0; median of steps 0.95 |",
+            "| step 1 of 3 (2 level), forward 0 of 0, backward 0 of 0; median of steps 0.95 |",
         ),
         ("gpus_bars", "| E forward 0.90, copies 0.5 to 1 of attention | 1 of 1: 0.97 |"),
         ("link_power", "| causal, 32768 rows a GPU, 32 on 8 heads | 32 KB every 0.2 ms | 103.0 | +3.0% | 1500 |  |"),
