@@ -250,7 +250,9 @@ def overlap_bars() -> str:
         if r is None:
             return ""
         value = f"{r['value']:.2f}{_level(r)}" if r["holds"] is not False or r.get("level") else f"**{r['value']:.2f}**"
-        return value if r["exposed_us"] is None else f"{value} ({r['ratio']:.2f}, {r['exposed_us']:.0f} us)"
+        if r["exposed_us"] is None:
+            return value
+        return f"{value if r['ratio'] >= LEAST else '–'} ({r['ratio']:.2f}, {r['exposed_us']:.0f} us)"
 
     whats = (
         "E forward",

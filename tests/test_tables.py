@@ -128,6 +128,7 @@ def test_a_figure_without_data_says_so(records_in: Path, place: str) -> None:
             "gpus_bars",
             "| step 1 of 3 (2 level), forward 0 of 0, backward 0 of 0; median of steps 0.95 |",
         ),
+        ("overlap_bars", "| causal | 0.97 (0.80, 7 us) | – (0.01, 20 us) | 1.20 | 0.96, level |"),
         ("gpus_bars", "| E forward 0.90, copies 0.5 to 1 of attention | 1 of 1: 0.97 |"),
         ("link_power", "| causal, 32768 rows a GPU, 32 on 8 heads | 32 KB every 0.2 ms | 103.0 | +3.0% | 1500 |  |"),
         ("link_costs:32 KB every 0.2 ms", "3.0 %"),
