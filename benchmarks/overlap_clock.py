@@ -178,8 +178,12 @@ def squares(
     names: Sequence[Name],
     seconds: float,
     undecided: Callable[[Sequence[Round]], bool],
+    most: int = MOST_OPEN,
 ) -> list[Round]:
-    """Whole squares of what is compared, behind a round that does not count. seconds: at most, the same on all ranks."""
+    """Whole squares of what is compared, behind a round that does not count. seconds: at most, the same on all ranks.
+
+    most: rounds of what is not decided.
+    """
     names = random.Random(0).sample(list(names), len(names))
     square, found = [[names[x] for x in order] for order in orders(len(names))], list[Round]()
     started = time.monotonic()
@@ -196,7 +200,7 @@ def squares(
         found += made
         used = clock.latest(time.monotonic() - started)
         longest = max(longest, used - before)
-        more = not late and goes_on(len(found), used + longest, seconds, undecided(found))
+        more = not late and goes_on(len(found), used + longest, seconds, undecided(found), most)
     return found
 
 
@@ -207,13 +211,13 @@ def medians(figures: Sequence[Figure]) -> tuple[Figure, tuple[float, float]]:
     return Figure(float(np.median(slowest)), float(np.median(mean))), (float(low), float(high))
 
 
-def goes_on(rounds: int, until: float, seconds: float, undecided: bool) -> bool:
-    """Whether another square is worth its time. until: seconds of all of them, it included."""
+def goes_on(rounds: int, until: float, seconds: float, undecided: bool, most: int = MOST_OPEN) -> bool:
+    """Whether another square is worth its time. until: seconds of all of them, it included. most: as in `squares`."""
     if until > seconds:
         return False
     if rounds < FEWEST or (rounds < MOST and until <= SECONDS):
         return True
-    return rounds < MOST_OPEN and until <= SECONDS_OPEN and undecided
+    return rounds < most and until <= SECONDS_OPEN * most / MOST_OPEN and undecided
 
 
 def orders(n: int) -> list[tuple[int, ...]]:

@@ -53,7 +53,7 @@ from benchmarks.masks import mask_case
 from benchmarks.overlap_bars import CHUNKED, DIRECTIONS, as_rows, bars
 from benchmarks.overlap_bounds import best, soonest_end
 from benchmarks.overlap_cells import HEAD_DIM, MASKS
-from benchmarks.overlap_clock import OTHERS, Clock, Figure, Key, Round, medians, squares, turns
+from benchmarks.overlap_clock import MOST_OPEN, OTHERS, Clock, Figure, Key, Round, medians, squares, turns
 from benchmarks.overlap_pairs import Interval, of_rounds, undecided
 from benchmarks.overlap_ways import (
     ON_GPUS,
@@ -116,8 +116,8 @@ def in_full(cell: Cell) -> bool:
     return (cell.rows, cell.heads) == (FULL_ROWS, 32) and cell.heads_kv in (8, 32) and not cell.chunks
 
 
-def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, Any]]:
-    """The rows of one cell."""
+def measure(rank: Rank, ways: Sequence[str], seconds: float, most: int = MOST_OPEN) -> list[dict[str, Any]]:
+    """The rows of one cell. most: see `squares`."""
     balanced, zigzag = rank.plan("balanced"), rank.plan("zigzag")
     everything = rank.plan("zigzag", prune=False)
     makers: dict[str, Callable[[], Run]] = {
@@ -149,7 +149,7 @@ def measure(rank: Rank, ways: Sequence[str], seconds: float) -> list[dict[str, A
             results[name] = results["attention"] if name == "communication" else got
             runs[name].backward(*results[name])
     same, clock = agreement(rank, results), Clock(rank.peer, rank.device)
-    rounds = timed(clock, runs, results, seconds)
+    rounds = timed(clock, runs, results, seconds, most)
     times, spread = {}, {}
     for name, d in product(runs, DIRECTIONS):
         times[name, d], spread[name, d] = medians([r.calls[name, d] for r in rounds[name]])
@@ -173,7 +173,9 @@ Result = tuple[Tensor, Tensor]
 Times = dict[Key, Figure]
 
 
-def timed(clock: Clock, runs: Mapping[str, Run], results: Mapping[str, Result], seconds: float) -> dict[str, list[Round]]:
+def timed(
+    clock: Clock, runs: Mapping[str, Run], results: Mapping[str, Result], seconds: float, most: int
+) -> dict[str, list[Round]]:
     """The rounds of every way: those of COMPARED are the same."""
 
     def run(name: str) -> None:
@@ -185,7 +187,7 @@ def timed(clock: Clock, runs: Mapping[str, Run], results: Mapping[str, Result], 
         return "gated" in runs and undecided(of_rounds(rounds))
 
     compared = [name for name in COMPARED if name in runs]
-    together = squares(clock, run, compared, seconds, doubtful) if compared else []
+    together = squares(clock, run, compared, seconds, doubtful, most) if compared else []
     others = {name: turns(clock, run, [[name]] * OTHERS) for name in runs if name not in compared}
     return dict.fromkeys(compared, together) | others
 
@@ -319,7 +321,7 @@ def serve(rank: int, world: int, path: str, args: argparse.Namespace, deadline: 
         cell = replace(cell, rows=cell.rows // args.shrink)
         case = mask_case(cell.mask, cell.rows * world, heads=cell.heads)
         spec = case.spec()
-        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() * 2 / 3)
+        found = measure(Rank(peer, device, cell, case, spec), ways, left.item() * 2 / 3, args.rounds)
         rows += found
         if rank == 0:
             write(args.out, world, rows)
@@ -411,6 +413,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overlap_gpus.json")
     parser.add_argument("--match", default="", help="cells in whose line this regular expression is found")
     parser.add_argument("--first", default="", help="likewise, those that come first")
+    parser.add_argument("--rounds", type=int, default=MOST_OPEN, help="at most, where a bar is not decided")
     parser.add_argument("--way", default="", help="ways in whose name this is found (likewise)")
     parser.add_argument("--torch", action="store_true", help="torch's context parallelism too")
     parser.add_argument("--profile", action="store_true", help="at the end, which kernels copy, and by how many CTAs")

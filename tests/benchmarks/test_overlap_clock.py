@@ -281,3 +281,10 @@ def test_long_calls_have_two_squares_of_four_shorter_ones_three_and_doubtful_one
     assert [rounds(ms) for ms in (130, 65, 33, 1)] == [8, 8, 12, 12]
     assert [rounds(ms, undecided=True) for ms in (130, 100, 65, 1)] == [8, 12, 24, 24]
     assert rounds(130, seconds=1.0) == 4
+
+
+def test_a_cell_can_be_measured_until_it_is_firm(machine: Machine) -> None:
+    clock, ways = a_clock(), {"gated": (0.5, 65.0), "dual": (0.5, 64.0)}
+    assert len(squares(clock, step(machine, clock, ways), list(ways), 1e3, lambda rounds: len(rounds) < 90, 100)) == 90
+    assert len(squares(clock, step(machine, clock, ways), list(ways), 1e3, lambda _: True, 100)) == 100
+    assert len(squares(clock, step(machine, clock, ways), list(ways), 15.0, lambda _: True, 100)) < 40
