@@ -338,10 +338,9 @@ def _over_alone(cell: str, name: str) -> float:
 
 
 def _traffic() -> dict[tuple[str, str], list[Row]]:
-    """(cell, kind of traffic): what each GPU measured, in every round but the first, which makes it warm, if there are more."""
+    """(cell, kind of traffic): what each GPU measured, in all rounds."""
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    rows = rows_of("link_power", "mask", "name", "ranks", "round")
-    for r in [r for r in rows if r["round"] > 0] or rows:
+    for r in rows_of("link_power", "mask", "name", "ranks", "round"):
         found[f"{r['mask']}, {r['rows_per_device']} rows a GPU, {r['heads']} on {r['kv_heads']} heads", r["name"]] += r["ranks"]
     return found
 
