@@ -274,6 +274,12 @@ class Sizes:
     main: dict[str, int]
     post: dict[str, int]
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Offsets of what `pre::Params` points to in a workspace, in its order from `lse2` on."""
+        names = ("lse2", "dpsum", "dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order")
+        return tuple([self.offsets[name] for name in names])
+
     @classmethod
     def of(
         cls,

@@ -127,7 +127,7 @@ class Again(Finish):
         q, k, v, *grads = tensors
         sizes, places = self.sizes(local, q, deterministic, made.given), self._places(own, (k, v))
         stores = None if whole is None else ahead(whole.results, grads)
-        space = Space.of(sizes.offsets, sizes.falling)
+        space = Space(sizes.parts, sizes.falling)
         tape.put("attend", backward_kernels(ready, tape.stream, places, stores, space))
         fresh = *fresh_of((made.dq, *grads, *made.pair)), Fresh.of((sizes.bytes,), torch.uint8)
         keep = mask_fields(local), self._backward_tables(local, q, deterministic, whole is not None)

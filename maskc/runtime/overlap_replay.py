@@ -228,11 +228,6 @@ class Space:
     offsets: tuple[int, ...]
     falling: bool
 
-    @classmethod
-    def of(cls, offsets: dict[str, int], falling: bool) -> Space:
-        names = ("lse2", "dpsum", "dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order")
-        return cls(tuple(offsets[name] for name in names), falling)
-
 
 def backward_kernels(ready: Sequence[Ready], stream: int, places: Places, whole: Addresses | None, space: Space) -> Action:
     """Given q, out, lse, dout, dq, dk, dv and the workspace.

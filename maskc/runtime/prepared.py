@@ -51,7 +51,7 @@ class _Forward:
 
 
 class _Backward:
-    """The same of backwards. offsets: of the parts of a workspace, in the order of `pre::Params`."""
+    """The same of backwards. parts: of a workspace, see `hopper_bwd.Sizes`."""
 
     dq: Fresh
     grads: Fresh
@@ -61,8 +61,7 @@ class _Backward:
         form, dtype = hopper.mask_form(v), hopper.DTYPES[q.dtype]
         self.spec = select_backward(form, q.shape[3], dtype, deterministic=deterministic)
         self.sizes = hopper_bwd.Sizes.of(self.spec, v, q, k, q.dtype)
-        names = ("lse2", "dpsum", "dead_rows", "dq", "turns", "ticket", "zeroed", "tiles", "order")
-        self.offsets = [self.sizes.offsets[name] for name in names]
+        self.parts = self.sizes.parts
         self.ready: dict[Layout, tuple[Ready, ...]] = {}
 
     def keep(self, layout: Layout, made: list[Ready], q: Tensor) -> None:
@@ -170,7 +169,7 @@ class Prepared(Call):
         device, sizes = q.device, of.sizes
         dq, dk, dv, space = of.dq.on(device), of.grads.on(device), of.grads.on(device), of.space.on(device)
         at_dk, at_dv, base = dk.data_ptr(), dv.data_ptr(), space.data_ptr()
-        lse2, dpsum, dead, acc, turns, ticket, zeroed, tiles, order = [base + offset for offset in of.offsets]
+        lse2, dpsum, dead, acc, turns, ticket, zeroed, tiles, order = [base + offset for offset in of.parts]
         counter = hopper.work_counter(device) if sizes.falling else None
         done = 0 if counter is None else counter.data_ptr()
         rows, parts = (lse2, dpsum, dead), (turns, ticket, zeroed)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.overlap.driver_rank import CASES, RANKS
+from tests.stub_libcuda import built, told_by
 
 STUB = Path(__file__).with_name("stub_streams.cpp")
 NAMES = [f"{case.name}, rank {rank}" for case in CASES for rank in RANKS]
@@ -22,15 +18,7 @@ Traces = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     """Of all cases, from one process in which the stub is the driver."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("NO C++ COMPILER: what calls enqueue is not checked here")
-    folder = tmp_path_factory.mktemp("driver")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", folder / "libcuda.so.1", STUB, "-ldl"], check=True)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "STUB_DRIVER_LOG": str(folder / "log")}
-    done = subprocess.run([sys.executable, "-m", "tests.overlap.on_driver"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: Traces = json.loads(done.stdout)
+    found: Traces = told_by("tests.overlap.on_driver", built(STUB, tmp_path_factory.mktemp("driver")))
     return found
 
 

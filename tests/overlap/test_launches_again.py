@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.stub_libcuda import built, told_by
 
 STUB = Path(__file__).with_name("stub_streams.cpp")
 FORWARD = {"attn_fwd": 1, "spoil": 1}
@@ -20,15 +17,9 @@ BACKWARD = {"attn_bwd_pre": 1, "attn_bwd": 1, "attn_bwd_post": 1, "sum_gradients
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Of all cases, from one process in which the stub is the driver."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("NO C++ COMPILER: launches are not compared here")
-    folder = tmp_path_factory.mktemp("driver")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", folder / "libcuda.so.1", STUB, "-ldl"], check=True)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "STUB_DRIVER_LOG": str(folder / "log")}
-    done = subprocess.run([sys.executable, "-m", "tests.overlap.launches_again"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    found: dict[str, list[dict[str, Any]]] = told_by(
+        "tests.overlap.launches_again", built(STUB, tmp_path_factory.mktemp("driver"))
+    )
     return found
 
 

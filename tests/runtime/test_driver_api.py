@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from maskc.diagnostics import MaskcError
 from maskc.runtime import driver_api
+from tests.stub_libcuda import built
 
 STUB = Path(__file__).with_name("stub_driver.cpp")
 
@@ -33,12 +33,7 @@ device = torch.device("cuda", 1)
 
 @pytest.fixture(scope="session")
 def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("NO C++ COMPILER: launches are not checked here")
-    folder = tmp_path_factory.mktemp("stub")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", folder / "libcuda.so.1", STUB, "-ldl"], check=True)
-    return folder
+    return built(STUB, tmp_path_factory.mktemp("stub"))
 
 
 def calls(stub_library: Path, tmp_path: Path, code: str) -> list[str]:
